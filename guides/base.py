@@ -1,0 +1,238 @@
+r"""What all Gaussian guides share: sites, :math:`q(\theta)`, draws and quantiles.
+
+A guide says what it believes of each GP site given :math:`\theta`; this file does the
+rest. Hyperparameters are Gaussian on the real line, or points.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer import init_to_median
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.util import not_jax_tracer
+
+from numpyro_gpx.beliefs import Belief
+from numpyro_gpx.infer.structure import Structure, inspect_model
+from numpyro_gpx.infer.target import initial_values, trace_model
+
+__all__ = ["GaussianGuide"]
+
+# Standard deviation of q(theta) on the real line before training: small enough that
+# early draws stay near the starting point.
+_INITIAL_SCALE = 0.1
+
+
+class GaussianGuide(AutoGuide):
+    r"""Base of the guides with :math:`q(\theta)\,q(v \mid \theta)`, all Gaussian.
+
+    Args:
+        model: The model.
+        theta: Family of :math:`q(\theta)` on the real line: `"point"` (a MAP estimate on
+            the support), `"mean_field"` or `"full"`.
+        prefix: Names parameters: `{site}_{prefix}_{part}`.
+        init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
+    """
+
+    def __init__(self, model, *, theta, prefix="auto", init_loc_fn=init_to_median):
+        families = ("point", "mean_field", "full")
+        if theta not in families:
+            raise ValueError(f"`theta` must be one of {families}; got {theta!r}.")
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        self.theta = theta
+        self.structure: Structure | None = None
+        self._arguments: tuple[tuple, dict] | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments that a saved fit needs to rebuild the guide."""
+        return {"theta": self.theta, "prefix": self.prefix}
+
+    @abc.abstractmethod
+    def belief(self, name: str, theta: dict, args: tuple, kwargs: dict) -> Belief:
+        """Belief about GP site `name`, given the hyperparameters."""
+
+    def setup(self, *args, **kwargs) -> None:
+        """Learn the sites of the model; done by the first call. Computes nothing."""
+        structure = inspect_model(self.model, args, kwargs)
+        if structure.local:
+            raise ValueError(
+                f"Sites {sorted(structure.local)} live inside a subsampled plate; "
+                f"{type(self).__name__} covers global sites only. Fit without "
+                "`batch_size`, or block them and give them a guide of their own."
+            )
+        self.structure = structure
+        leaves = jax.tree.leaves((args, kwargs))
+        if all(not_jax_tracer(leaf) for leaf in leaves):
+            self._arguments = (args, kwargs)
+
+    def __call__(self, *args, **kwargs):
+        if self.structure is None:
+            self.setup(*args, **kwargs)
+        values = self._sample_theta(args, kwargs)
+        theta = dict(values)
+        for name in self.structure.gps:
+            belief = self.belief(name, theta, args, kwargs)
+            values[name] = numpyro.sample(
+                name, belief.distribution(), infer={"belief": belief}
+            )
+        return values
+
+    def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs):
+        """Draws of all latent sites; see `numpyro.infer.autoguide.AutoGuide`."""
+        args, kwargs = self._recall(args, kwargs)
+
+        def draw(key):
+            guide = handlers.substitute(handlers.seed(self, key), data=params)
+            return guide(*args, **kwargs)
+
+        if not sample_shape:
+            return jax.jit(draw)(rng_key)
+        keys = jr.split(rng_key, jnp.zeros(sample_shape).size)
+        draws = jax.jit(lambda keys: jax.lax.map(draw, keys))(keys)
+        return {n: x.reshape(sample_shape + x.shape[1:]) for n, x in draws.items()}
+
+    def median(self, params, *args, **kwargs):
+        """Median of each site (of GP sites, given the median hyperparameters)."""
+        return {
+            n: x[0] for n, x in self.quantiles(params, [0.5], *args, **kwargs).items()
+        }
+
+    def quantiles(self, params, quantiles, *args, **kwargs):
+        """Quantiles `(Q, ...)` of each site's entries.
+
+        For hyperparameters these are the marginal ones; for GP sites those of
+        `q(v | theta)` at the median hyperparameters.
+        """
+        args, kwargs = self._recall(args, kwargs)
+        levels = jnp.asarray(quantiles)
+        with handlers.block(), handlers.seed(rng_seed=0):
+            with handlers.substitute(data=params):
+                q = self._theta_distribution(args, kwargs)
+                if q is None:
+                    found, middle = {}, {}
+                else:
+                    loc, sd = q
+                    z = loc + sd * jax.scipy.special.ndtri(levels)[:, None]
+                    found = jax.vmap(self._unravel)(z)
+                    middle = self._unravel(loc)
+                for name in self.structure.gps:
+                    belief = self.belief(name, middle, args, kwargs)
+                    marginal = belief.distribution()
+                    spread = jnp.sqrt(marginal.variance)
+                    shape = (-1,) + (1,) * spread.ndim
+                    step = jax.scipy.special.ndtri(levels).reshape(shape)
+                    found[name] = marginal.mean + step * spread
+        return found
+
+    def initial_theta(self, key, args, kwargs):
+        """Unconstrained starting values of the hyperparameters, as one vector."""
+        start = initial_values(
+            self.model, self.structure, args, kwargs, key,
+            init_strategy=self.init_loc_fn,
+        )  # fmt: skip
+        names = self.structure.hyperparameters
+        z = self.structure.unconstrain({name: start[name] for name in names})
+        return ravel_pytree(z)[0]
+
+    def trace_given(self, theta: dict, args, kwargs):
+        """The model's trace at `theta`, GP sites at 0; nothing is registered."""
+        zeros = {
+            name: jnp.zeros(site.shape, site.dtype)
+            for name, site in self.structure.latents.items()
+            if site.is_gp
+        }
+        return trace_model(self.model, args, kwargs, {**theta, **zeros}, jr.key(0))
+
+    def _sample_theta(self, args, kwargs) -> dict:
+        """Register the hyperparameters; one joint draw, then a `Delta` for each."""
+        names = self.structure.hyperparameters
+        if not names:
+            return {}
+        loc, scale = self._theta_params(args, kwargs)
+        if self.theta == "point":
+            z = loc
+        else:
+            q = (
+                dist.Normal(loc, scale).to_event(1)
+                if self.theta == "mean_field"
+                else dist.MultivariateNormal(loc, scale_tril=scale)
+            )
+            z = numpyro.sample(f"_{self.prefix}_theta", q, infer={"is_auxiliary": True})
+        values = {}
+        for name, x in self._unravel_unconstrained(z).items():
+            site = self.structure.latents[name]
+            value = site.transform(x)
+            log_density = 0.0
+            if self.theta != "point":
+                # The joint draw carries the density; the change of variables is here.
+                log_density = -jnp.sum(site.transform.log_abs_det_jacobian(x, value))
+            values[name] = numpyro.sample(
+                name, dist.Delta(value, log_density, event_dim=jnp.ndim(value))
+            )
+        return values
+
+    def _theta_params(self, args, kwargs):
+        loc = numpyro.param(
+            f"theta_{self.prefix}_loc",
+            lambda key: jax.jit(lambda k: self.initial_theta(k, args, kwargs))(key),
+        )
+        if self.theta == "point":
+            return loc, None
+        if self.theta == "mean_field":
+            return loc, numpyro.param(
+                f"theta_{self.prefix}_scale",
+                jnp.full_like(loc, _INITIAL_SCALE),
+                constraint=constraints.softplus_positive,
+            )
+        return loc, numpyro.param(
+            f"theta_{self.prefix}_scale_tril",
+            _INITIAL_SCALE * jnp.eye(loc.shape[0], dtype=loc.dtype),
+            constraint=constraints.scaled_unit_lower_cholesky,
+        )
+
+    def _theta_distribution(self, args, kwargs):
+        """Mean and standard deviation of the hyperparameters on the real line."""
+        if not self.structure.hyperparameters:
+            return None
+        loc, scale = self._theta_params(args, kwargs)
+        if scale is None:
+            return loc, jnp.zeros_like(loc)
+        sd = scale if scale.ndim == 1 else jnp.linalg.norm(scale, axis=-1)
+        return loc, sd
+
+    def _unravel_unconstrained(self, z) -> dict:
+        names = self.structure.hyperparameters
+        template = {
+            name: jnp.zeros(
+                self.structure.latents[name].unconstrained_shape,
+                self.structure.latents[name].dtype,
+            )
+            for name in names
+        }
+        return ravel_pytree(template)[1](z)
+
+    def _unravel(self, z) -> dict:
+        return self.structure.constrain(self._unravel_unconstrained(z))
+
+    def _recall(self, args, kwargs):
+        """The arguments given, or those the guide was first called with."""
+        if args or kwargs:
+            if self.structure is None:
+                self.setup(*args, **kwargs)
+            return args, kwargs
+        if self._arguments is None:
+            raise ValueError(
+                "The guide does not know the model's arguments; pass them, as in "
+                "`guide.sample_posterior(key, params, X, y, sample_shape=(100,))`."
+            )
+        return self._arguments

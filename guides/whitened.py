@@ -1,0 +1,68 @@
+r"""The whitened Gaussian guide: :math:`q(v) = \mathcal N(m, SS^\top)`, free of θ."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro
+from numpyro.distributions import constraints
+from numpyro.infer import init_to_median
+
+from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
+from numpyro_gpx.guides.base import GaussianGuide
+
+__all__ = ["WhitenedGaussian"]
+
+
+class WhitenedGaussian(GaussianGuide):
+    r"""The guide of whitened SVGP: a Gaussian over `v`, independent of the rest.
+
+    .. math:: q(\theta, v) = q(\theta) \prod_p \mathcal N(v_p; m_p, S_p S_p^\top)
+
+    Parameters `{site}_auto_loc` and `{site}_auto_scale_tril` (or `_scale`).
+
+    Args:
+        model: The model.
+        covariance: `"full"` or `"diagonal"`, for each output of each GP site.
+        theta: `"point"`, `"mean_field"` or `"full"`.
+        prefix: Names parameters.
+        init_loc_fn: Where the hyperparameters start.
+
+    References:
+        Hensman, Matthews & Ghahramani (2015); tutorial 4.1, eq. 67.
+    """
+
+    def __init__(
+        self, model, *, covariance="full", theta="point", prefix="auto",
+        init_loc_fn=init_to_median,
+    ):  # fmt: skip
+        if covariance not in ("full", "diagonal"):
+            raise ValueError(
+                f"`covariance` must be 'full' or 'diagonal'; got {covariance!r}."
+            )
+        super().__init__(model, theta=theta, prefix=prefix, init_loc_fn=init_loc_fn)
+        self.covariance = covariance
+
+    @property
+    def config(self):
+        return {**super().config, "covariance": self.covariance}
+
+    def belief(self, name, theta, args, kwargs):
+        site = self.structure.latents[name]
+        loc = numpyro.param(
+            f"{name}_{self.prefix}_loc", jnp.zeros(site.shape, site.dtype)
+        )
+        if self.covariance == "diagonal":
+            scale = numpyro.param(
+                f"{name}_{self.prefix}_scale",
+                jnp.ones(site.shape, site.dtype),
+                constraint=constraints.softplus_positive,
+            )
+            return DiagonalBelief(loc, scale)
+        size = site.shape[-1]
+        eye = jnp.broadcast_to(jnp.eye(size, dtype=site.dtype), (*site.shape, size))
+        scale_tril = numpyro.param(
+            f"{name}_{self.prefix}_scale_tril",
+            eye,
+            constraint=constraints.scaled_unit_lower_cholesky,
+        )
+        return GaussianBelief(loc, scale_tril)

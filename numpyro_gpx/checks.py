@@ -1,0 +1,127 @@
+"""What users can get wrong, found at the door.
+
+Shapes are checked anywhere; values (NaN, labels) only on concrete arrays, since inside
+`jit` there are none. `fit_*` brings the concrete arrays here (`infer.target`).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from numpyro.util import not_jax_tracer
+
+__all__ = [
+    "exact_targets",
+    "finite",
+    "inputs",
+    "instance",
+    "site_value",
+    "targets",
+]
+
+
+def inputs(name: str, X):
+    """`X` as an array `(N, D)` of floats, or an error that says what came."""
+    if jnp.ndim(X) != 2:
+        raise ValueError(
+            f"`{name}` must have shape (N, D); got {jnp.shape(X)}. For one-dimensional "
+            f"inputs pass `{name}[:, None]`."
+        )
+    X = jnp.asarray(X)
+    if not jnp.issubdtype(X.dtype, jnp.floating):
+        raise ValueError(
+            f"`{name}` must be floating point; got {X.dtype}. Pass "
+            f"`{name}.astype(float)`."
+        )
+    if X.shape[0] == 0:
+        raise ValueError(f"`{name}` must have at least one row; got shape {X.shape}.")
+    finite(name, X)
+    return X
+
+
+def finite(name: str, value) -> None:
+    """Raise if a concrete array holds NaN or infinity."""
+    if not not_jax_tracer(value):
+        return
+    value = np.asarray(value)
+    if not np.issubdtype(value.dtype, np.floating):
+        return
+    bad = ~np.isfinite(value)
+    if bad.any():
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"`{name}` must be finite; got {value[first]} at index {first} and "
+            f"{int(bad.sum())} such values in all. Drop these rows, impute them, or "
+            "leave targets out with `mask=`."
+        )
+
+
+def instance(name: str, value, kind: type, hint: str) -> None:
+    """Raise if `value` is not a `kind`."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"`{name}` must be a {kind.__name__}, {hint}; got {type(value).__name__}."
+        )
+
+
+def site_value(name: str, value, shape: tuple[int, ...]) -> None:
+    """Raise if a draw handed to a GP site has another shape than the site."""
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"The value of GP site `{name}` must have shape {shape}; got "
+            f"{jnp.shape(value)}. These draws belong to another model, or to another "
+            "number of inducing points or outputs."
+        )
+
+
+def targets(name: str, obs, fn, likelihood):
+    """Targets of an `observe` site, checked against its latent and likelihood."""
+    expected = fn.batch_shape + fn.event_shape
+    if jnp.shape(obs) != expected:
+        raise ValueError(
+            f"`obs` of site `{name}` must have the shape {expected} of its latent "
+            f"function; got {jnp.shape(obs)}. {_shape_hint(jnp.shape(obs), expected)}"
+        )
+    for argument, value in (("weights", fn.weights), ("mask", fn.mask)):
+        allowed = {expected[:1]} if argument == "weights" else {expected[:1], expected}
+        if value is not None and jnp.shape(value) not in allowed:
+            raise ValueError(
+                f"`{argument}` of site `{name}` must have shape {expected[:1]}"
+                f"{' or ' + str(expected) if argument == 'mask' else ''}; got "
+                f"{jnp.shape(value)}."
+            )
+    if not_jax_tracer(obs):
+        mask = fn.mask if fn.mask is None or not_jax_tracer(fn.mask) else False
+        if mask is not False:
+            likelihood.check(
+                np.asarray(obs), name=name, mask=_full_mask(mask, expected)
+            )
+    return jnp.asarray(obs)
+
+
+def exact_targets(name: str, obs, fn):
+    """Targets of an `exact` site: `(N,)`, finite."""
+    if jnp.shape(obs) != fn.event_shape:
+        raise ValueError(
+            f"`obs` of site `{name}` must have shape {fn.event_shape}, one target for "
+            f"each row of `X`; got {jnp.shape(obs)}. "
+            f"{_shape_hint(jnp.shape(obs), fn.event_shape)}"
+        )
+    finite(name, obs)
+    return jnp.asarray(obs)
+
+
+def _full_mask(mask, shape):
+    if mask is None:
+        return None
+    mask = np.asarray(mask)
+    mask = mask[:, None] if mask.ndim < len(shape) else mask
+    return np.broadcast_to(mask, shape)
+
+
+def _shape_hint(came, expected):
+    if came == (*expected, 1):
+        return "Pass `y[:, 0]`."
+    if came[:1] != expected[:1]:
+        return "`X` and `y` must have the same number of rows."
+    return "The number of outputs is set by `num_outputs` in `gpx.gp`."

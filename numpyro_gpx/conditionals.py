@@ -1,0 +1,224 @@
+r"""The sparse GP prior, its conditionals, and the collapsed bound. No NumPyro here.
+
+With whitened inducing variables `v`, :math:`u = m(Z) + L_{uu} v`, and
+:math:`A = L_{uu}^{-1} K_{uf}`, the prior conditional is
+
+.. math:: f \mid v \sim \mathcal N(m(X) + A^\top v,\; K_{ff} - A^\top A).
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from numpyro_gpx.beliefs import Belief, GaussianBelief
+from numpyro_gpx.inducing import Inducing, Kuf, Kuu
+from numpyro_gpx.kernels import Kernel
+from numpyro_gpx.latents import GaussianLatent
+from numpyro_gpx.linalg import Factor, factorise, positive
+from numpyro_gpx.means import Mean
+
+__all__ = [
+    "SparsePrior",
+    "collapsed_bound",
+    "conditional",
+    "from_precision",
+    "optimal_belief",
+]
+
+
+class SparsePrior(eqx.Module):
+    """A GP seen through its inducing variables.
+
+    Attributes:
+        kernels: One kernel shared by all outputs, or one for each of P outputs.
+        inducing: What the GP is summarised by.
+        mean: Mean function.
+        factor: Factor of `Kuu` and its inverse, `(M, M)`, or `(P, M, M)` if the
+            outputs have their own kernels.
+    """
+
+    kernels: tuple[Kernel, ...]
+    inducing: Inducing
+    mean: Mean
+    factor: Factor
+
+    @classmethod
+    def create(cls, kernels, inducing: Inducing, mean: Mean) -> SparsePrior:
+        """Factorise `Kuu` once for everything that follows."""
+        Ks = [Kuu(inducing, kernel) for kernel in kernels]
+        K = Ks[0] if len(kernels) == 1 else jnp.stack(Ks)
+        return cls(tuple(kernels), inducing, mean, factorise(K))
+
+    def project(self, X, kernels=None) -> Float[Array, "*P M N"]:
+        r""":math:`A = L_{uu}^{-1} K_{uf}`, `(M, N)`, or `(P, M, N)`.
+
+        Args:
+            X: Inputs `(N, D)`.
+            kernels: Take the cross-covariance from these instead: a summand of the
+                kernel gives the projection of that part of the function.
+        """
+        kernels = self.kernels if kernels is None else kernels
+        Ks = [Kuf(self.inducing, kernel, X) for kernel in kernels]
+        return self.factor.W @ (Ks[0] if len(kernels) == 1 else jnp.stack(Ks))
+
+    def inducing_mean(self, num_outputs: int | None) -> Array:
+        """Prior mean of `u`, `(M,)`, or `(P, M)`."""
+        mean = self.mean(self.inducing.Z)
+        if num_outputs is None:
+            return mean
+        shape = (mean.shape[0], num_outputs)
+        mean = mean[:, None] if mean.ndim == 1 else mean
+        return jnp.broadcast_to(mean, shape).T
+
+    def whiten(self, value):
+        """The value of an unwhitened site, `u`, as one of `v`: a draw or a belief."""
+        W = self.factor.W
+        draw = value.mean if isinstance(value, Belief) else value
+        num_outputs = None if draw.ndim == 1 else draw.shape[0]
+        shift = -jnp.einsum("...ij,...j->...i", W, self.inducing_mean(num_outputs))
+        if isinstance(value, Belief):
+            return value.affine(shift, W)
+        return shift + jnp.einsum("...ij,...j->...i", W, value)
+
+
+def conditional(
+    prior: SparsePrior,
+    X: Float[Array, "N D"],
+    value: Array | Belief,
+    *,
+    full_cov: bool = False,
+    kernels: tuple[Kernel, ...] | None = None,
+) -> GaussianLatent:
+    r"""Marginals of :math:`q(f) = \int p(f \mid v)\,\mathcal N(v; m, SS^\top)\,dv`.
+
+    Mean :math:`m(X) + A^\top m`, covariance :math:`K_{ff} - A^\top A + A^\top SS^\top A`
+    (tutorial eq. 67). A draw of `v` is a belief without spread.
+
+    Args:
+        prior: The GP.
+        X: Inputs `(N, D)`.
+        value: Whitened inducing variables: a draw `(M,)` or `(P, M)`, or a belief.
+        full_cov: Also return the covariance between rows, `(N, N)` or `(P, N, N)`.
+        kernels: Summands of the prior's kernels, one each, for the part of the function
+            they stand for; the mean function is then left out.
+
+    Returns:
+        Mean and variance at each row of `X`, both `(N,)`, or `(N, P)`.
+    """
+    parts = prior.kernels if kernels is None else kernels
+    A = prior.project(X, parts)  # (M, N) or (P, M, N)
+    mean = value.mean if isinstance(value, Belief) else value  # (M,) or (P, M)
+    spread = value.spread(A) if isinstance(value, Belief) else None
+    f_mean = jnp.einsum("...mn,...m->...n", A, mean)  # (N,) or (P, N)
+    if full_cov:
+        cov = _prior_covariance(parts, X) - jnp.swapaxes(A, -1, -2) @ A
+        if spread is not None:
+            cov = cov + jnp.swapaxes(spread, -1, -2) @ spread
+        cov = jnp.broadcast_to(cov, mean.shape[:-1] + cov.shape[-2:])
+        f_var = jnp.diagonal(cov, axis1=-2, axis2=-1)
+    else:
+        cov = None
+        f_var = _prior_variance(parts, X) - jnp.sum(A**2, axis=-2)
+        if spread is not None:
+            f_var = f_var + jnp.sum(spread**2, axis=-2)
+    f_var = jnp.broadcast_to(positive(f_var), f_mean.shape)
+    f_mean, f_var = f_mean.T, f_var.T  # (N,) or (N, P)
+    if kernels is None:
+        offset = prior.mean(X)  # (N,) or (N, P)
+        f_mean = f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
+    return GaussianLatent(f_mean, f_var, cov)
+
+
+def optimal_belief(
+    A: Float[Array, "*Q M N"],
+    residual: Float[Array, N *P],
+    precision: Float[Array, N *P],
+) -> GaussianBelief:
+    r"""The best Gaussian :math:`q(v)` under a Gaussian likelihood.
+
+    Precision :math:`I + A \Lambda A^\top` and mean
+    :math:`(I + A \Lambda A^\top)^{-1} A \Lambda r`, with :math:`\Lambda` the diagonal
+    noise precision (thesis eq. 2.36, whitened).
+
+    Args:
+        A: Projection of the training inputs, `(M, N)`, or `(P, M, N)` if the outputs
+            have their own kernels.
+        residual: Targets less the mean function, `(N,)` or `(N, P)`.
+        precision: Inverse noise variances, of the same shape.
+    """
+
+    def one_output(A, r, lam):
+        B = jnp.eye(A.shape[0], dtype=A.dtype) + (A * lam) @ A.T
+        return from_precision(B, A @ (lam * r))
+
+    if residual.ndim == 1:
+        return one_output(A, residual, precision)
+    axes = (None if A.ndim == 2 else 0, 1, 1)
+    return jax.vmap(one_output, in_axes=axes)(A, residual, precision)
+
+
+def from_precision(precision: Float[Array, "M M"], linear: Float[Array, " M"]):
+    r"""The Gaussian with natural parameters: :math:`\Lambda` and :math:`\Lambda\mu`.
+
+    The precision must be at least the identity, so no jitter is needed. Factorising it
+    in reverse order gives :math:`\Lambda = U U^\top` with `U` upper triangular, hence a
+    *lower* factor :math:`U^{-\top}` of the covariance.
+    """
+    U = jnp.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
+    eye = jnp.eye(precision.shape[0], dtype=precision.dtype)
+    scale_tril = solve_triangular(U, eye, lower=False).T
+    return GaussianBelief(scale_tril @ (scale_tril.T @ linear), scale_tril)
+
+
+def collapsed_bound(
+    kernel: Kernel,
+    inducing: Inducing,
+    X: Float[Array, "N D"],
+    y: Float[Array, " N"],
+    *,
+    noise_var,
+) -> Array:
+    r"""The collapsed bound of sparse GP regression (thesis eq. 2.37, Titsias 2009).
+
+    .. math:: \log\mathcal N(y; 0, Q + \sigma^2 I) - \tfrac{1}{2\sigma^2}\mathrm{tr}(K_{ff} - Q),
+        \qquad Q = A^\top A = K_{fu} K_{uu}^{-1} K_{uf}.
+
+    Arranged so that `Kuf Kfu` is the only product of size M x M x N; everything after
+    it is M x M.
+
+    Args:
+        kernel: Covariance function.
+        inducing: Inducing variables.
+        X: Inputs `(N, D)`.
+        y: Targets less the mean function, `(N,)`.
+        noise_var: Noise variance, a scalar.
+
+    Returns:
+        The bound, a scalar.
+    """
+    num_data, num_inducing = y.shape[0], inducing.num_inducing
+    W = factorise(Kuu(inducing, kernel)).W  # (M, M)
+    K = Kuf(inducing, kernel, X)  # (M, N)
+    AAt = W @ (K @ K.T) @ W.T / noise_var  # (M, M)
+    B = jnp.eye(num_inducing, dtype=AAt.dtype) + AAt
+    LB = jnp.linalg.cholesky(B)
+    c = solve_triangular(LB, W @ (K @ y), lower=True) / noise_var
+    log_det = jnp.sum(jnp.log(jnp.diagonal(LB)))
+    quadratic = 0.5 * (jnp.sum(y**2) / noise_var - jnp.sum(c**2))
+    trace = 0.5 * (jnp.sum(kernel.diag(X)) / noise_var - jnp.trace(AAt))
+    constant = 0.5 * num_data * jnp.log(2.0 * jnp.pi * noise_var)
+    return -constant - log_det - quadratic - trace
+
+
+def _prior_variance(kernels, X):
+    variances = [kernel.diag(X) for kernel in kernels]
+    return variances[0] if len(kernels) == 1 else jnp.stack(variances)
+
+
+def _prior_covariance(kernels, X):
+    covariances = [kernel(X) for kernel in kernels]
+    return covariances[0] if len(kernels) == 1 else jnp.stack(covariances)

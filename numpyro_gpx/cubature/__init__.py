@@ -1,0 +1,9 @@
+"""Fixed-node rules for expectations under a Gaussian."""
+
+from numpyro_gpx.cubature.gauss_hermite import (
+    expectation,
+    gauss_hermite,
+    log_expectation_exp,
+)
+
+__all__ = ["expectation", "gauss_hermite", "log_expectation_exp"]

@@ -1,0 +1,141 @@
+"""Fits for ArviZ, and leave-one-out scores that fit an expected likelihood."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import logsumexp
+
+from numpyro_gpx.fit import Fit
+from numpyro_gpx.infer.data import observed_values
+from numpyro_gpx.infer.evaluate import pointwise
+from numpyro_gpx.infer.threads import single_blas_thread
+
+__all__ = ["loo", "to_arviz"]
+
+
+def to_arviz(
+    fit: Fit,
+    *,
+    num_draws: int | None = None,
+    log_likelihood: bool = True,
+    posterior_predictive: bool = True,
+):
+    r"""A fit as `arviz.InferenceData`, the same for every engine.
+
+    A variational fit gives four "chains" of independent draws.
+
+    Args:
+        fit: The fit.
+        num_draws: Draws in all; by default all of a sampler's, 1000 of a guide's.
+        log_likelihood: Whether to compute pointwise densities. `log_likelihood` holds
+            :math:`\log\int p(y_n \mid f)\,p(f \mid v, \theta)\,df`, and
+            `expected_log_likelihood` what the target density sums over.
+        posterior_predictive: Whether to draw new targets for the training rows.
+
+    Returns:
+        Groups posterior, posterior_predictive, log_likelihood,
+        expected_log_likelihood, sample_stats, observed_data.
+    """
+    import arviz as az
+    import xarray as xr
+
+    chains = fit.chains(num_draws)
+    shape = next(iter(chains.values())).shape[:2]
+    groups: dict = {"posterior": chains}
+    stats = {n: x for n, x in fit.sample_stats.items() if x.shape[:2] == shape}
+    if stats:
+        groups["sample_stats"] = stats
+    names = fit.structure.observed
+    observed = observed_values(fit.model, fit.args, fit.kwargs, names)
+    groups["observed_data"] = {name: value for name, (value, _) in observed.items()}
+    expected = {}
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
+    if log_likelihood:
+        groups["log_likelihood"] = {}
+        for name in names:
+            rows = _pointwise(fit, flat, name)
+            groups["log_likelihood"][name] = rows.log_likelihood.reshape(*shape, -1)
+            expected[name] = rows.expected_log_likelihood.reshape(*shape, -1)
+    if posterior_predictive:
+        groups["posterior_predictive"] = _predictive_draws(fit, shape)
+    with warnings.catch_warnings():
+        # Dimensions without coordinates, and draws more than chains: as intended.
+        warnings.simplefilter("ignore", UserWarning)
+        idata = az.from_dict(**groups)
+        if expected:
+            dims = ("chain", "draw", "row")
+            dataset = xr.Dataset({n: (dims, x) for n, x in expected.items()})
+            idata.add_groups(expected_log_likelihood=dataset)
+    return idata
+
+
+def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
+    r"""Leave-one-out log predictive density by Pareto-smoothed importance sampling.
+
+    A posterior without row `n` differs by :math:`e^{-\mathrm{ELL}_n}`, and a new row is
+    scored by :math:`\log\int p(y_n \mid f)\,p(f \mid v, \theta)\,df`: with weights
+    :math:`w_{sn} \propto e^{-\mathrm{ELL}_n(s)}`, times :math:`\pi_s / q_s` for draws
+    of a guide,
+
+    .. math:: \mathrm{elpd}_n = \log\sum_s w_{sn} \int p(y_n \mid f)\,p(f \mid s)\,df.
+
+    `arviz.loo` on the site's own log density would use one number for both.
+
+    Args:
+        fit: The fit.
+        num_draws: Draws to use.
+        site: Observed site; may be left out if there is one.
+
+    Returns:
+        `arviz.ELPDData`, which `arviz.compare` takes.
+
+    References:
+        Vehtari, Gelman & Gabry (2017).
+    """
+    import arviz as az
+    import xarray as xr
+
+    with single_blas_thread():
+        draws, log_q = fit.posterior.weighed(num_draws)
+    rows = _pointwise(fit, draws, fit.observed_site(site))
+    log_ratios = -rows.expected_log_likelihood  # (S, N)
+    if log_q is not None:
+        log_ratios = log_ratios + (rows.log_joint - np.asarray(log_q))[:, None]
+    log_weights, pareto_k = az.psislw(log_ratios.T.copy())
+    elpd = logsumexp(np.asarray(log_weights).T + rows.log_likelihood, axis=0)  # (N,)
+    lpd = logsumexp(rows.log_likelihood, axis=0) - np.log(rows.log_likelihood.shape[0])
+    num_rows = elpd.shape[0]
+    good_k = min(1.0 - 1.0 / np.log10(log_ratios.shape[0]), 0.7)
+    entries = {
+        "elpd_loo": float(elpd.sum()),
+        "se": float(np.sqrt(num_rows * elpd.var())),
+        "p_loo": float(lpd.sum() - elpd.sum()),
+        "n_samples": log_ratios.shape[0],
+        "n_data_points": num_rows,
+        "warning": bool(np.any(np.asarray(pareto_k) > good_k)),
+        "loo_i": xr.DataArray(elpd, dims="row", name="loo_i"),
+        "pareto_k": xr.DataArray(np.asarray(pareto_k), dims="row", name="pareto_shape"),
+        "scale": "log",
+        "good_k": good_k,
+    }
+    return az.ELPDData(data=list(entries.values()), index=list(entries))
+
+
+def _pointwise(fit: Fit, draws: dict, site: str):
+    with single_blas_thread():
+        draws = {name: jnp.asarray(x) for name, x in draws.items()}
+        rows = pointwise(fit._problem(site), draws, fit._key)
+    return type(rows)(*(np.asarray(x) for x in rows))
+
+
+def _predictive_draws(fit: Fit, shape):
+    """New targets at the training inputs, `(chains, draws, N, ...)` by site."""
+    number = shape[0] * shape[1]
+    drawn = {}
+    for name in fit.structure.observed:
+        x = fit.replicate(site=name).sample(fit._key, number)
+        drawn[name] = x.reshape(*shape, *x.shape[1:])
+    return drawn

@@ -1,0 +1,398 @@
+"""One result for every engine: draws, predictions, functions, diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from numpyro_gpx.inducing import Data
+from numpyro_gpx.infer.elbo import ELBO
+from numpyro_gpx.infer.evaluate import Problem, latent_draws, parts_at, sites_at
+from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
+from numpyro_gpx.infer.structure import Structure, abstract_trace, inspect_model
+from numpyro_gpx.infer.target import draw_batch
+from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.linalg import jitter as jitter_context
+from numpyro_gpx.prediction import Prediction
+
+__all__ = ["Estimate", "Fit", "predictive"]
+
+# Rows predicted at once. Inputs are padded to a multiple of it (small ones to a power of
+# two), so that calls with other numbers of rows reuse the compiled code.
+_CHUNK_ROWS = 1024
+
+
+class Estimate(NamedTuple):
+    """A Monte Carlo estimate with its standard error."""
+
+    value: float
+    standard_error: float
+
+
+class Fit:
+    """The result of fitting a model, whatever the engine.
+
+    Args:
+        model: The NumPyro function.
+        args: Its training arguments.
+        kwargs: Its training keyword arguments (without `batch_size`).
+        posterior: Draws, or a guide with its parameters.
+        engine: `"svi"`, `"lbfgs"`, `"nuts"`, `"sghmc"`, ...
+        params: Values of `numpyro.param`s in the model.
+        seconds: Wall-clock time of the fit, compilation included.
+        jitter: Relative jitter that was used; `None` for the default.
+        info: What the engine recorded: losses, divergences, step sizes.
+        batch_size: Rows of a minibatch, if the fit used any.
+        sample_stats: Per-draw records `(chains, draws)`, for ArviZ.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        args: tuple,
+        kwargs: dict,
+        posterior: Posterior,
+        *,
+        engine: str,
+        params: dict | None = None,
+        seconds: float = float("nan"),
+        jitter: float | None = None,
+        info: dict[str, Any] | None = None,
+        batch_size: int | None = None,
+        sample_stats: dict | None = None,
+    ):
+        self.model = model
+        self.args, self.kwargs = args, kwargs
+        self.posterior = posterior
+        self.engine = engine
+        self.params = params or {}
+        self.seconds = seconds
+        self.jitter = jitter
+        self.info = info or {}
+        self.batch_size = batch_size
+        self.sample_stats = sample_stats or {}
+        self.structure: Structure = inspect_model(model, args, kwargs)
+        self._components: dict[int | None, Any] = {}
+
+    def __repr__(self) -> str:
+        sites = ", ".join(self.structure.latents)
+        return f"Fit({self.engine}, {self.target} target; sites: {sites})"
+
+    @classmethod
+    def from_svi(cls, svi, result, *args, key=None, **kwargs) -> Fit:
+        """A fit from plain NumPyro SVI.
+
+        Args:
+            svi: The `numpyro.infer.SVI`.
+            result: What `svi.run` returned, or a dict of parameters.
+            args: Arguments of the model.
+            key: Fixes the draws.
+            kwargs: Keyword arguments of the model.
+        """
+        params = result if isinstance(result, dict) else result.params
+        losses = None if isinstance(result, dict) else np.asarray(result.losses)
+        batch_size = kwargs.pop("batch_size", None)
+        key = jr.key(0) if key is None else key
+        posterior = GuidePosterior(svi.guide, params, args, kwargs, key=key)
+        return cls(
+            svi.model, args, kwargs, posterior,
+            engine="svi", params=params, batch_size=batch_size,
+            info={} if losses is None else {"losses": losses},
+        )  # fmt: skip
+
+    @classmethod
+    def from_mcmc(
+        cls, mcmc, *args, engine: str | None = None, params=None, **kwargs
+    ) -> Fit:
+        """A fit from plain NumPyro MCMC that has run.
+
+        Args:
+            mcmc: The `numpyro.infer.MCMC`.
+            args: Arguments of the model, as given to `mcmc.run`.
+            engine: Name of the engine; by default that of the kernel.
+            params: Values of the model's `numpyro.param`s, if it has any.
+            kwargs: Keyword arguments of the model.
+        """
+        model = mcmc.sampler.model
+        batch_size = kwargs.pop("batch_size", None)
+        structure = inspect_model(model, args, kwargs)
+        draws = mcmc.get_samples(group_by_chain=True)
+        draws = {name: draws[name] for name in structure.latents}
+        extra = mcmc.get_extra_fields(group_by_chain=True)
+        return cls(
+            model, args, kwargs, ChainPosterior(draws),
+            engine=engine or type(mcmc.sampler).__name__.lower(),
+            params=params, batch_size=batch_size,
+            sample_stats={name: np.asarray(x) for name, x in extra.items()},
+        )  # fmt: skip
+
+    @property
+    def target(self) -> str:
+        """What the model's density is: `"exact"`, or the `"sparse"` approximation.
+
+        The engine adds an approximation of its own (`approximation`).
+        """
+        types = [
+            site.inducing for site in self.structure.latents.values() if site.is_gp
+        ]
+        return "exact" if all(kind is Data for kind in types) else "sparse"
+
+    @property
+    def approximation(self) -> str:
+        """How the draws relate to the target density."""
+        if self.engine in ("svi", "lbfgs"):
+            return "variational"
+        if self.engine in ("sghmc", "sgld", "sgnht"):
+            return "biased by the step size"
+        return "asymptotically exact"
+
+    @property
+    def is_mcmc(self) -> bool:
+        """Whether the draws form Markov chains."""
+        return not self.posterior.independent
+
+    def chains(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
+        """Draws by site, `(chains, draws, ...)`."""
+        return self.posterior.chains(num_draws)
+
+    def draws(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
+        """Draws by site, `(draws, ...)`, chains one after the other."""
+        chains = self.chains(num_draws)
+        return {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
+
+    def predict(
+        self, *args, latent=False, site=None, num_components=None,
+        chunk_rows=_CHUNK_ROWS, **kwargs,
+    ) -> Prediction:  # fmt: skip
+        """Predict at new arguments of the model, targets left out.
+
+        Gaussian beliefs are integrated exactly; draws are averaged over. Row-local
+        sites and noise are drawn from their prior.
+
+        Args:
+            args: Arguments of the model, e.g. `X_test`.
+            latent: Predict the latent function instead of the targets.
+            site: Observed site; may be left out if there is one.
+            num_components: Posterior draws to average over.
+            chunk_rows: Rows computed at once. Arrays with as many rows as the first
+                argument are cut; `None` computes all rows in one piece.
+            kwargs: Keyword arguments of the model.
+        """
+        problem = self._problem(site)
+        components = self._global_components(num_components)
+        chunks, sizes = [], []
+        with single_blas_thread():
+            for part, size in _row_chunks(args, kwargs, chunk_rows):
+                chunks.append(
+                    sites_at(problem, components, *part, self._key, latent=latent)
+                )
+                sizes.append(size)
+        return Prediction(chunks, sizes, self._key)
+
+    def replicate(self, *, site=None, num_components=None) -> Prediction:
+        """The predictive distribution of new targets at the training rows.
+
+        Unlike `predict`, it keeps the posterior of row-local sites.
+        """
+        components = self._all_components(num_components)
+        with single_blas_thread():
+            fn = sites_at(
+                self._problem(site), components, self.args, self.kwargs, self._key,
+                latent=False,
+            )  # fmt: skip
+        shape = jax.eval_shape(lambda fn: jax.vmap(lambda f: f.mean)(fn), fn).shape
+        return Prediction([fn], [shape[1]], self._key)
+
+    def parts(self, *args, site=None, num_components=None, **kwargs):
+        """Posterior of each summand of the latent function, by label.
+
+        A sum of GPs falls into its GPs, a sum kernel into its parts, labelled `f[0]`,
+        `f[1]`, ... in the order in which they were added. Mean functions are left out.
+
+        Args:
+            args: Arguments of the model, e.g. `X_test`.
+            site: Observed site; may be left out if there is one.
+            num_components: Posterior draws to average over.
+            kwargs: Keyword arguments of the model.
+
+        Returns:
+            A dictionary of `Prediction`s of the parts of the function.
+        """
+        problem = self._problem(site)
+        components = self._global_components(num_components)
+        with single_blas_thread():
+            parts = parts_at(problem, components, args, kwargs, self._key)
+        size = np.shape(args[0])[0]
+        return {name: Prediction([fn], [size], self._key) for name, fn in parts.items()}
+
+    def functions(self, key, num_draws: int, *, site=None) -> Callable:
+        """Coherent draws of the latent function.
+
+        Args:
+            key: Fixes the draws.
+            num_draws: Number of functions.
+            site: Observed site; may be left out if there is one.
+
+        Returns:
+            A callable: at the model's arguments (e.g. `X`) it gives the functions'
+            values `(num_draws, N)` or `(num_draws, N, P)`, rows jointly drawn. Ask for
+            all rows in one call; each call forms their N x N covariance.
+        """
+        problem = self._problem(site)
+        flat = self.draws(num_draws)
+        index = jr.choice(key, next(iter(flat.values())).shape[0], (num_draws,))
+        draws = {
+            name: jnp.asarray(flat[name])[index] for name in self.structure.global_sites
+        }
+
+        def values(*args, **kwargs) -> np.ndarray:
+            with single_blas_thread():
+                return np.asarray(latent_draws(problem, draws, args, kwargs, key))
+
+        return values
+
+    def elbo(self, num_particles: int = 200, *, key=None) -> Estimate:
+        """Estimate the bound on the training data; NaN for samplers.
+
+        Uses minibatches of the fit's `batch_size` if it had one.
+        """
+        if not isinstance(self.posterior, GuidePosterior):
+            return Estimate(float("nan"), float("nan"))
+        if self.posterior.deterministic_given_beliefs() and not (
+            self.batch_size or self.structure.noise
+        ):
+            num_particles = 1
+        guide, kwargs = self.posterior.guide, dict(self.kwargs)
+        if self.batch_size is not None:
+            kwargs["batch_size"] = self.batch_size
+        structure = inspect_model(self.model, self.args, kwargs)
+
+        @jax.jit
+        def estimates(keys, params, args):
+            def one(key):
+                key_batch, key_loss = jr.split(key)
+                batch = draw_batch(key_batch, structure)
+                loss = ELBO().loss(
+                    key_loss, {**params, **batch}, self.model, guide, *args, **kwargs
+                )
+                return -loss
+
+            return jax.lax.map(one, keys)
+
+        key = self._key if key is None else key
+        with jitter_context(self.jitter), single_blas_thread():
+            values = np.asarray(
+                estimates(jr.split(key, num_particles), self.params, self.args)
+            )
+        error = 0.0
+        if num_particles > 1:
+            error = float(values.std(ddof=1) / np.sqrt(num_particles))
+        return Estimate(float(values.mean()), error)
+
+    def to_arviz(self, **options):
+        """The fit as `arviz.InferenceData`; see `gpx.to_arviz`."""
+        from numpyro_gpx.diagnostics import to_arviz
+
+        return to_arviz(self, **options)
+
+    def save(self, path) -> None:
+        """Write the fit to `path` (NumPy archive, no pickle); see `gpx.load_fit`."""
+        from numpyro_gpx.storage import save_fit
+
+        save_fit(self, path)
+
+    @property
+    def _key(self):
+        # Predictions must not change from call to call, nor after loading.
+        return jr.key(0)
+
+    def _problem(self, site=None) -> Problem:
+        return Problem(
+            self.model,
+            self.params,
+            (self.args, self.kwargs),
+            self.observed_site(site),
+            self.jitter,
+        )
+
+    def observed_site(self, site: str | None = None) -> str:
+        """The observed site called `site`, or the only one."""
+        names = self.structure.observed
+        if site is None and len(names) == 1:
+            return names[0]
+        if site not in names:
+            raise ValueError(
+                f"`site` must be one of the observed sites {list(names)}; got {site!r}."
+            )
+        return site
+
+    def _global_components(self, number):
+        components = self._all_components(number)
+        return {name: components[name] for name in self.structure.global_sites}
+
+    def _all_components(self, number):
+        if number not in self._components:
+            with single_blas_thread():
+                self._components[number] = self.posterior.components(number)
+        return self._components[number]
+
+
+def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:
+    """Posterior predictive draws from raw draws, done right.
+
+    NumPyro's `Predictive` passes on row-local sites with the length of the training
+    data. This passes on global sites only; the others are drawn from their prior.
+
+    Args:
+        model: The model.
+        draws: Draws by site, `(S, ...)`.
+        params: Values of the model's `numpyro.param`s.
+
+    Returns:
+        A callable `(key, *args, **kwargs)`: a dictionary of draws `(S, N, ...)` of the
+        sites of the model that `draws` does not hold.
+    """
+    from numpyro.infer import Predictive
+
+    def sample(key, *args, **kwargs):
+        trace = abstract_trace(model, args, kwargs)
+        sites = {n: site for n, site in trace.items() if site["type"] == "sample"}
+        row_plates = {
+            frame.name
+            for name, site in sites.items()
+            if name not in draws
+            for frame in site["cond_indep_stack"]
+        }
+        kept = {
+            name: x
+            for name, x in draws.items()
+            if name in sites
+            and not any(f.name in row_plates for f in sites[name]["cond_indep_stack"])
+        }
+        return Predictive(model, kept, params=params)(key, *args, **kwargs)
+
+    return sample
+
+
+def _row_chunks(args, kwargs, chunk_rows):
+    """Cut arguments along rows; yield `((args, kwargs), number of rows)`."""
+    if not args:
+        raise ValueError("Pass the model's arguments, as in `fit.predict(X_test)`.")
+    num_rows = np.shape(args[0])[0]
+
+    def rowwise(x):
+        return np.ndim(x) > 0 and np.shape(x)[0] == num_rows
+
+    if chunk_rows is None:
+        yield (args, kwargs), num_rows
+        return
+    size = min(chunk_rows, 1 << (num_rows - 1).bit_length())
+    for start in range(0, num_rows, size):
+        index = np.minimum(np.arange(start, start + size), num_rows - 1)
+        cut = jax.tree.map(lambda x: x[index] if rowwise(x) else x, (args, kwargs))
+        yield cut, min(size, num_rows - start)

@@ -1,0 +1,16 @@
+"""Inducing variables, their covariances, and where to put them."""
+
+from numpyro_gpx.inducing.covariances import Kuf, Kuu
+from numpyro_gpx.inducing.initialisers import greedy_variance, kmeans, random_subset
+from numpyro_gpx.inducing.points import Data, Inducing, Points
+
+__all__ = [
+    "Data",
+    "Inducing",
+    "Kuf",
+    "Kuu",
+    "Points",
+    "greedy_variance",
+    "kmeans",
+    "random_subset",
+]

@@ -1,0 +1,20 @@
+"""Engines: the bound, the samplers, and `fit_*`, which run them."""
+
+from numpyro_gpx.infer.blackjax_kernel import Blackjax
+from numpyro_gpx.infer.elbo import ELBO
+from numpyro_gpx.infer.sampling import fit_mcmc, fit_nuts, fit_sghmc
+from numpyro_gpx.infer.sghmc import SGHMC
+from numpyro_gpx.infer.target import Target
+from numpyro_gpx.infer.variational import fit_lbfgs, fit_svi
+
+__all__ = [
+    "ELBO",
+    "SGHMC",
+    "Blackjax",
+    "Target",
+    "fit_lbfgs",
+    "fit_mcmc",
+    "fit_nuts",
+    "fit_sghmc",
+    "fit_svi",
+]

@@ -1,0 +1,217 @@
+"""blackjax samplers on NumPyro models.
+
+Three kinds, told apart by what they are built from: a log density (`hmc`, `mala`,
+`nuts`, ...), a Gaussian prior with a likelihood (`elliptical_slice`), and a gradient
+estimator (`sgld`, `sghmc`, ...).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import init_to_median
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from numpyro_gpx.infer.target import Target, draw_batch
+
+__all__ = ["Blackjax", "BlackjaxState"]
+
+
+class BlackjaxState(NamedTuple):
+    """Unconstrained values `z` by site, the algorithm's own state, and the key."""
+
+    z: dict
+    inner: Any
+    key: jax.Array
+
+
+class Blackjax(MCMCKernel):
+    """A blackjax algorithm as a kernel for `numpyro.infer.MCMC`.
+
+    Args:
+        model: A NumPyro function.
+        algorithm: A blackjax algorithm, e.g. `blackjax.hmc`.
+        parameters: Its parameters, e.g. `{"step_size": 0.1, ...}`. For algorithms that
+            `blackjax.window_adaptation` can tune (`hmc`, `nuts`), those left out are
+            found in an adaptation of `num_warmup` steps before the first draw. For
+            stochastic-gradient algorithms `step_size` is required.
+        num_steps: Steps of the algorithm for each recorded draw.
+        init_strategy: Where chains start.
+        init_values: Starting values by site, on their supports.
+        params: Values of the model's `numpyro.param`s.
+
+    Elliptical slice sampling needs every latent site to be a whitened GP site: fix the
+    hyperparameters with `numpyro.handlers.condition`, or use it in `numpyro.infer.Gibbs`.
+    """
+
+    sample_field = "z"
+
+    def __init__(
+        self, model, algorithm, *, parameters: dict | None = None, num_steps: int = 1,
+        init_strategy=init_to_median, init_values=None, params=None,
+    ):  # fmt: skip
+        self.model = model
+        self.algorithm = algorithm
+        self.parameters = dict(parameters or {})
+        self.num_steps = num_steps
+        self.init_strategy = init_strategy
+        self.init_values = init_values or {}
+        self.params = params
+        self._kind = _kind(algorithm)
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        target = self._target(model_args, model_kwargs)
+        if not is_prng_key(rng_key):
+            raise ValueError(
+                "Blackjax kernels run chains one after the other: pass "
+                "`chain_method='sequential'` to MCMC."
+            )
+        key_init, key_adapt, key_chain = jr.split(rng_key, 3)
+        z = target.initial(key_init, self.init_strategy, self.init_values)
+        z = {**z, **(init_params or {})}
+        if self._kind == "log_density" and self._adaptable():
+            z = self._adapt(target, key_adapt, z, num_warmup)
+        return BlackjaxState(z, self._inner_init(target, z, key_adapt), key_chain)
+
+    def sample(self, state, model_args, model_kwargs):
+        target = self._target(model_args, model_kwargs)
+
+        def step(_, state):
+            key, key_step = jr.split(state.key)
+            z, inner = self._inner_step(target, key_step, state)
+            return BlackjaxState(z, inner, key)
+
+        return jax.lax.fori_loop(0, self.num_steps, step, state)
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        return self._target(model_args, model_kwargs).constrain
+
+    def get_diagnostics_str(self, state):
+        return self._kind.replace("_", " ")
+
+    def _target(self, args, kwargs):
+        target = Target(self.model, args, kwargs or {}, params=self.params)
+        if target.structure.plates and self._kind != "gradient":
+            raise ValueError(
+                "Only stochastic-gradient algorithms take minibatches; the model "
+                f"subsamples {sorted(target.structure.plates)}. Leave `batch_size` out."
+            )
+        if target.structure.noise and self._kind != "gradient":
+            raise ValueError(
+                "The target must be deterministic; the model draws noise at "
+                f"{sorted(target.structure.noise)}. Use `fit_nuts(noise_sets=...)`, "
+                "SGHMC, or a stochastic-gradient algorithm."
+            )
+        return target
+
+    def _build(self, target):
+        if self._kind == "elliptical":
+            _check_whitened(target)
+            sizes = {n: target.structure.latents[n].shape for n in target.structure.gps}
+            zeros, unravel = ravel_pytree(
+                {n: jnp.zeros(shape) for n, shape in sizes.items()}
+            )
+            return self.algorithm(
+                lambda flat: target.terms(unravel(flat))[1],
+                mean=zeros,
+                cov=jnp.ones_like(zeros),
+                **self.parameters,
+            )
+        if self._kind == "gradient":
+            return self.algorithm(_gradient_estimator(target), **self._built_from)
+        return self.algorithm(target.log_density, **self.parameters)
+
+    def _inner_init(self, target, z, key):
+        position = ravel_pytree(z)[0] if self._kind == "elliptical" else z
+        algorithm = self._build(target)
+        if "rng_key" in inspect.signature(algorithm.init).parameters:
+            return algorithm.init(position, key)
+        return algorithm.init(position)
+
+    def _inner_step(self, target, key, state):
+        algorithm = self._build(target)
+        if self._kind == "gradient":
+            key_batch, key_noise, key_step = jr.split(key, 3)
+            batch = {"rows": draw_batch(key_batch, target.structure), "key": key_noise}
+            inner = algorithm.step(key_step, state.inner, batch, **self._stepped_with)
+        else:
+            inner, _ = algorithm.step(key, state.inner)
+        position = inner if isinstance(inner, dict) else inner.position
+        if self._kind == "elliptical":
+            position = ravel_pytree(state.z)[1](position)
+        return position, inner
+
+    @property
+    def _built_from(self):
+        """The parameters that a stochastic-gradient algorithm is built from."""
+        names = _arguments(self.algorithm)
+        return {n: x for n, x in self.parameters.items() if n in names}
+
+    @property
+    def _stepped_with(self):
+        """The parameters that its steps take: step size and temperature."""
+        built = self._built_from
+        return {n: x for n, x in self.parameters.items() if n not in built}
+
+    def _adaptable(self):
+        names = _arguments(self.algorithm)
+        return "step_size" not in self.parameters and "inverse_mass_matrix" in names
+
+    def _adapt(self, target, key, z, num_warmup):
+        import blackjax
+
+        warmup = blackjax.window_adaptation(
+            self.algorithm, target.log_density, **self.parameters
+        )
+        (state, tuned), _ = warmup.run(key, z, num_steps=max(num_warmup, 100))
+        self.parameters = {**self.parameters, **tuned}
+        return state.position
+
+
+def _kind(algorithm) -> str:
+    """What the algorithm is built from, read off its first argument's name."""
+    parameters = _arguments(algorithm)
+    first = parameters[0]
+    if first in ("logdensity_fn", "log_density_fn"):
+        return "log_density"
+    if first in ("loglikelihood_fn", "loglikelihood"):
+        return "elliptical"
+    if first in ("grad_estimator", "gradient_estimator"):
+        return "gradient"
+    raise ValueError(
+        "`algorithm` must be a blackjax sampler built from a log density, a log "
+        f"likelihood with a Gaussian prior, or a gradient estimator; its arguments are "
+        f"{parameters}."
+    )
+
+
+def _arguments(algorithm) -> list[str]:
+    # blackjax wraps its samplers; the function with the real arguments is inside.
+    inner = getattr(algorithm, "differentiable", algorithm)
+    return list(inspect.signature(inner).parameters)
+
+
+def _gradient_estimator(target):
+    def estimate(z, batch):
+        def log_density(z):
+            return target.log_density(z, key=batch["key"], batch=batch["rows"])
+
+        return jax.grad(log_density)(z)
+
+    return estimate
+
+
+def _check_whitened(target):
+    others = [n for n in target.structure.latents if n not in target.structure.gps]
+    if others:
+        raise ValueError(
+            "Elliptical slice sampling needs standard normal sites only; the model also "
+            f"has {others}. Fix them with `numpyro.handlers.condition`, or sample in "
+            "turns with `numpyro.infer.Gibbs`."
+        )

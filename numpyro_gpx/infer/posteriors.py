@@ -1,0 +1,185 @@
+"""What a fit knows of the posterior: chains of draws, or a guide with parameters.
+
+Both give draws, and both give *components* for predictions: a dictionary of site values,
+draws or beliefs, with a leading axis over components that are averaged.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_gpx.linalg import jitter as jitter_context
+
+__all__ = ["ChainPosterior", "GuidePosterior", "Posterior"]
+
+# Draws of the hyperparameters that predictions average over when q(theta) is Gaussian.
+_NUM_COMPONENTS = 100
+# Draws of a chain that predictions average over, evenly thinned.
+_MAX_CHAIN_COMPONENTS = 1000
+
+
+class Posterior(abc.ABC):
+    """Draws by chain, and components for predictions."""
+
+    independent: bool
+
+    @abc.abstractmethod
+    def chains(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
+        """Draws `(chains, draws, ...)` by site."""
+
+    @abc.abstractmethod
+    def components(self, num_components: int | None = None) -> dict[str, Any]:
+        """Site values with a leading axis; the same at each call."""
+
+    @abc.abstractmethod
+    def weighed(self, num_draws: int) -> tuple[dict, np.ndarray | None]:
+        """Draws `(S, ...)` with the log density `(S,)` they were drawn from.
+
+        `None` for samplers, whose draws come from the target itself.
+        """
+
+
+class ChainPosterior(Posterior):
+    """Draws of a sampler.
+
+    Args:
+        draws: `(chains, draws, ...)` by site.
+        independent: Whether they are independent draws of a saved guide.
+    """
+
+    def __init__(self, draws: dict, *, independent: bool = False):
+        self.draws = {name: np.asarray(x) for name, x in draws.items()}
+        self.independent = independent
+
+    def chains(self, num_draws=None):
+        if num_draws is None:
+            return self.draws
+        num_chains, length = next(iter(self.draws.values())).shape[:2]
+        index = _evenly(length, -(-num_draws // num_chains))
+        return {name: x[:, index] for name, x in self.draws.items()}
+
+    def components(self, num_components=None):
+        flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.draws.items()}
+        total = next(iter(flat.values())).shape[0]
+        index = _evenly(total, num_components or _MAX_CHAIN_COMPONENTS)
+        return {name: jnp.asarray(x[index]) for name, x in flat.items()}
+
+    def weighed(self, num_draws):
+        return self.components(num_draws), None
+
+
+class GuidePosterior(Posterior):
+    """A guide and its trained parameters.
+
+    Args:
+        guide: Any NumPyro guide.
+        params: Values of its parameters, and of the model's.
+        args: Arguments the guide was trained on.
+        kwargs: Keyword arguments.
+        key: Fixes the draws.
+        jitter: Relative jitter of the fit; `None` for the default.
+    """
+
+    independent = True
+
+    def __init__(
+        self, guide, params: dict, args: tuple, kwargs: dict, *, key, jitter=None
+    ):
+        self.guide = guide
+        self.params = params
+        self.args, self.kwargs = args, kwargs
+        self.key = key
+        self.jitter = jitter
+
+    @property
+    def _call(self):
+        return self.guide, self.params, self.args, self.kwargs, self.jitter
+
+    def chains(self, num_draws=None):
+        num_chains = 4  # diagnostics compare chains; these are independent draws
+        length = -(-(num_draws or 1000) // num_chains)
+        keys = jr.split(self.key, num_chains * length)
+        draws, _ = _draw(*self._call, keys)
+        return {
+            name: np.asarray(x).reshape(num_chains, length, *x.shape[1:])
+            for name, x in draws.items()
+        }
+
+    def components(self, num_components=None):
+        number = num_components or _NUM_COMPONENTS
+        if self.deterministic_given_beliefs():
+            number = 1
+        keys = jr.split(self.key, number)
+        return _beliefs(*self._call, keys)
+
+    def deterministic_given_beliefs(self) -> bool:
+        """Whether nothing but beliefs is random: one component then says it all."""
+        random = []
+
+        def run(key):
+            for site in _guide_trace(*self._call, key).values():
+                if site["type"] == "sample" and "belief" not in site["infer"]:
+                    random.append(not isinstance(site["fn"], dist.Delta))
+
+        jax.eval_shape(run, self.key)
+        return not any(random)
+
+    def weighed(self, num_draws):
+        keys = jr.split(self.key, num_draws)
+        return _draw(*self._call, keys)
+
+
+def _evenly(length, number):
+    return np.unique(
+        np.linspace(0, length - 1, min(number, length)).round().astype(int)
+    )
+
+
+def _guide_trace(guide, params, args, kwargs, jitter, key):
+    seeded = handlers.substitute(handlers.seed(guide, key), data=params)
+    with handlers.block(), jitter_context(jitter):
+        return handlers.trace(seeded).get_trace(*args, **kwargs)
+
+
+def _visible(trace):
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["infer"].get("is_auxiliary")
+    }
+
+
+@eqx.filter_jit
+def _draw(guide, params, args, kwargs, jitter, keys):
+    """Draws of every site, with the log density of the whole draw."""
+
+    def one(key):
+        trace = _guide_trace(guide, params, args, kwargs, jitter, key)
+        log_q = sum(
+            jnp.sum(site["fn"].log_prob(site["value"]))
+            for site in trace.values()
+            if site["type"] == "sample"
+        )
+        return {n: site["value"] for n, site in _visible(trace).items()}, log_q
+
+    return jax.lax.map(one, keys, batch_size=50)
+
+
+@eqx.filter_jit
+def _beliefs(guide, params, args, kwargs, jitter, keys):
+    """Beliefs where the guide has them, draws elsewhere."""
+
+    def one(key):
+        trace = _visible(_guide_trace(guide, params, args, kwargs, jitter, key))
+        return {n: s["infer"].get("belief", s["value"]) for n, s in trace.items()}
+
+    return jax.lax.map(one, keys, batch_size=50)

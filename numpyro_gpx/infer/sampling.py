@@ -1,0 +1,292 @@
+"""Sampling fits: `fit_nuts`, `fit_sghmc`, and `fit_mcmc` for any kernel."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, init_to_median, init_to_value
+from numpyro.infer.mcmc import MCMCKernel
+
+from numpyro_gpx.fit import Fit
+from numpyro_gpx.infer.data import as_arrays, check_data
+from numpyro_gpx.infer.noise import noise_sets as make_noise_sets
+from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.infer.retry import NotFinite, with_retry
+from numpyro_gpx.infer.sghmc import SGHMC
+from numpyro_gpx.infer.structure import inspect_model
+from numpyro_gpx.infer.target import Target, require_params
+from numpyro_gpx.infer.threads import single_blas_thread
+
+__all__ = ["fit_mcmc", "fit_nuts", "fit_sghmc"]
+
+
+def fit_nuts(
+    model,
+    *args,
+    key,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 2,
+    target_accept_prob: float = 0.8,
+    dense_mass: bool = False,
+    max_tree_depth: int = 10,
+    noise_sets: int | None = 16,
+    params: Fit | dict | None = None,
+    init: Fit | None = None,
+    progress: bool = True,
+    **kwargs,
+) -> Fit:
+    """Sample the target density with NUTS.
+
+    Args:
+        model: A NumPyro function.
+        args: Arguments of the model: inputs, targets.
+        key: Random key.
+        num_warmup: Warm-up steps of each chain.
+        num_samples: Draws of each chain.
+        num_chains: Chains, run one after the other.
+        target_accept_prob: Of the step-size adaptation.
+        dense_mass: Whether to adapt a full mass matrix.
+        max_tree_depth: Longest trajectory is `2**max_tree_depth` steps.
+        noise_sets: For models with noise between layers (`gpx.propagate`): average the
+            density over so many fixed quasi-random noise sets (target A of the design);
+            `None` samples the noise along with everything else (target B).
+        params: Values of `numpyro.param`s: a variational fit or a dict.
+        init: Start chains from draws of another fit.
+        progress: Whether to show progress bars.
+        kwargs: Further arguments of the model.
+    """
+    args, kwargs = as_arrays(args, kwargs)
+    _no_batches("fit_nuts", kwargs)
+    params = _params(params)
+    structure = inspect_model(model, args, kwargs)
+    require_params(structure, params)
+    averaged = bool(structure.noise) and noise_sets is not None
+    options = dict(
+        target_accept_prob=target_accept_prob,
+        dense_mass=dense_mass,
+        max_tree_depth=max_tree_depth,
+    )
+
+    def make_kernel(key):
+        if averaged:
+            noise = make_noise_sets(key, structure, noise_sets)
+            target = Target(model, args, kwargs, params=params, noise=noise)
+            return NUTS(
+                potential_fn=lambda z: -target.log_density(z), **options
+            ), target
+        start = init_to_median if init is None else init_to_value(values=_mean(init))
+        fixed = handlers.substitute(model, data=params) if params else model
+        return NUTS(fixed, init_strategy=start, **options), None
+
+    fit = _fit(
+        make_kernel, model, args, kwargs, key,
+        num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
+        params=params, init=init, progress=progress, engine="nuts",
+    )  # fmt: skip
+    if structure.noise:
+        fit.info["noise"] = f"A, {noise_sets} noise sets" if averaged else "B"
+    return fit
+
+
+def fit_sghmc(
+    model,
+    *args,
+    key,
+    batch_size: int | None = None,
+    num_warmup: int = 1000,
+    num_samples: int = 1000,
+    num_chains: int = 2,
+    step_size: float = 0.1,
+    friction: float = 1.0,
+    num_steps: int = 10,
+    params: Fit | dict | None = None,
+    init: Fit | None = None,
+    progress: bool = True,
+    **kwargs,
+) -> Fit:
+    """Sample the target density with SGHMC on minibatches; see `gpx.infer.SGHMC`.
+
+    Args:
+        model: A NumPyro function.
+        args: Arguments of the model: inputs, targets.
+        key: Random key.
+        batch_size: Rows of a minibatch; `None` uses all rows.
+        num_warmup: Warm-up draws of each chain, of `num_steps` gradients each.
+        num_samples: Draws of each chain.
+        num_chains: Chains.
+        step_size: Step size; the bias shrinks with it.
+        friction: Friction.
+        num_steps: Gradients for each draw.
+        params: Values of `numpyro.param`s: a variational fit or a dict.
+        init: Start chains from draws of another fit.
+        progress: Whether to show progress bars.
+        kwargs: Further arguments of the model.
+    """
+    args, kwargs = as_arrays(args, kwargs)
+    params = _params(params)
+    kernel = SGHMC(
+        model, step_size=step_size, friction=friction, num_steps=num_steps,
+        params=params,
+    )  # fmt: skip
+    fit = fit_mcmc(
+        kernel, *args, key=key, batch_size=batch_size, num_warmup=num_warmup,
+        num_samples=num_samples, num_chains=num_chains, params=params, init=init,
+        progress=progress, **kwargs,
+    )  # fmt: skip
+    fit.info.update(step_size=step_size, num_steps=num_steps)
+    return fit
+
+
+def fit_mcmc(
+    kernel: MCMCKernel,
+    *args,
+    key,
+    batch_size: int | None = None,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 2,
+    params: Fit | dict | None = None,
+    init: Fit | None = None,
+    progress: bool = True,
+    engine: str | None = None,
+    **kwargs,
+) -> Fit:
+    """Sample with any NumPyro kernel: HMC, `gpx.infer.Blackjax`, Gibbs, ...
+
+    Args:
+        kernel: The kernel, built on the model.
+        args: Arguments of the model.
+        key: Random key.
+        batch_size: Rows of a minibatch, for kernels that take them.
+        num_warmup: Warm-up steps of each chain.
+        num_samples: Draws of each chain.
+        num_chains: Chains, run one after the other.
+        params: Values of the model's `numpyro.param`s.
+        init: Start chains from draws of another fit.
+        progress: Whether to show progress bars.
+        engine: Name of the engine in reports.
+        kwargs: Further arguments of the model.
+    """
+    args, kwargs = as_arrays(args, kwargs)
+    params = _params(params)
+    return _fit(
+        lambda key: (kernel, None), kernel.model, args, kwargs, key,
+        batch_size=batch_size, num_warmup=num_warmup, num_samples=num_samples,
+        num_chains=num_chains, params=params, init=init, progress=progress,
+        engine=engine or type(kernel).__name__.lower(),
+    )  # fmt: skip
+
+
+def _fit(
+    make_kernel, model, args, kwargs, key, *, num_warmup, num_samples, num_chains,
+    params, init, progress, engine, batch_size=None,
+):  # fmt: skip
+    started = time.perf_counter()
+    check_data(model, args, kwargs)
+    batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
+    structure = inspect_model(model, args, batched)
+    require_params(structure, params)
+    key_run, key_kernel, key_init = jr.split(key, 3)
+
+    def run(jitter):
+        kernel, target = make_kernel(key_kernel)
+        start = _chain_starts(key_init, init, structure, num_chains)
+        if target is not None:
+            start = _potential_starts(key_init, target, start, num_chains)
+        mcmc = MCMC(
+            kernel, num_warmup=num_warmup, num_samples=num_samples,
+            num_chains=num_chains, chain_method="sequential", progress_bar=progress,
+        )  # fmt: skip
+        with single_blas_thread():
+            draws, stats = _run(mcmc, key_run, start, target, args, batched)
+        return draws, stats, jitter
+
+    draws, stats, jitter = with_retry(run, model, args, batched, params)
+    return Fit(
+        model, args, kwargs, ChainPosterior(draws),
+        engine=engine, params=params, jitter=jitter, batch_size=batch_size,
+        seconds=time.perf_counter() - started, sample_stats=stats,
+        info={"num_warmup": num_warmup},
+    )  # fmt: skip
+
+
+_STATS = {
+    "diverging": "diverging",
+    "num_steps": "n_steps",
+    "accept_prob": "acceptance_rate",
+}
+
+
+def _run(mcmc, key, start, target, args, kwargs):
+    fields = tuple(_STATS) if isinstance(mcmc.sampler, NUTS) else ()
+    call_args, call_kwargs = ((), {}) if target is not None else (args, kwargs)
+    try:
+        mcmc.run(key, *call_args, extra_fields=fields, init_params=start, **call_kwargs)
+    except RuntimeError as error:
+        if "valid initial parameters" not in str(error):
+            raise
+        raise NotFinite("No starting point with a finite density was found.") from None
+    draws = mcmc.get_samples(group_by_chain=True)
+    if target is not None:
+        draws = jax.vmap(jax.vmap(target.constrain))(draws)
+    for name, x in draws.items():
+        if not np.all(np.isfinite(np.asarray(x))):
+            raise NotFinite(f"Draws of site `{name}` are not finite.")
+    stats = {
+        _STATS[name]: np.asarray(x)
+        for name, x in mcmc.get_extra_fields(group_by_chain=True).items()
+        if name in _STATS
+    }
+    return draws, stats
+
+
+def _no_batches(function, kwargs):
+    if kwargs.get("batch_size") is not None:
+        raise ValueError(
+            f"`{function}` needs all rows at each step; got "
+            f"`batch_size={kwargs['batch_size']}`. Leave it out, or use `fit_sghmc`."
+        )
+
+
+def _params(params: Fit | dict | None) -> dict[str, Any]:
+    return dict(params.params) if isinstance(params, Fit) else dict(params or {})
+
+
+def _mean(fit: Fit) -> dict:
+    return {name: jnp.asarray(x.mean(axis=0)) for name, x in fit.draws().items()}
+
+
+def _chain_starts(key, init, structure, num_chains):
+    """Unconstrained starts `(chains, ...)` at draws of another fit, or `None`."""
+    if init is None:
+        return None
+    draws = init.draws(1000)
+    length = next(iter(draws.values())).shape[0]
+    index = jr.choice(key, length, (num_chains,), replace=False)
+    shapes = {name: site.shape for name, site in structure.latents.items()}
+    missing = sorted(
+        n for n in shapes if n not in draws or draws[n].shape[1:] != shapes[n]
+    )
+    if missing:
+        raise ValueError(
+            f"`init` must be a fit of the same model; it has no draws of {missing} with "
+            "the right shapes."
+        )
+    values = {name: jnp.asarray(draws[name])[index] for name in shapes}
+    z = jax.vmap(structure.unconstrain)(values)
+    return z if num_chains > 1 else {name: x[0] for name, x in z.items()}
+
+
+def _potential_starts(key, target, start, num_chains):
+    if start is not None:
+        return start
+    keys = jr.split(key, num_chains)
+    z = jax.jit(jax.vmap(target.initial))(keys)
+    return z if num_chains > 1 else {name: x[0] for name, x in z.items()}

@@ -1,0 +1,194 @@
+"""What a model consists of, found by tracing it without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+__all__ = [
+    "LatentSite",
+    "Plate",
+    "Structure",
+    "abstract_trace",
+    "arrays_and_rest",
+    "inspect_model",
+]
+
+
+class LatentSite(NamedTuple):
+    """A latent site: how its value looks and where it lives.
+
+    Attributes:
+        shape: Shape of the value.
+        unconstrained_shape: Shape of the value on the real line.
+        dtype: Of the value.
+        transform: From the real line to the site's support.
+        inducing: Type of the inducing variables if `gpx.gp` made it, else `None`.
+        row_local: Whether it shares a plate with an observed site, so that its rows are
+            those of the data.
+        plates: Names of the subsampled plates around it, with their axis in the value
+            counted from the left.
+    """
+
+    shape: tuple[int, ...]
+    unconstrained_shape: tuple[int, ...]
+    dtype: Any
+    transform: Any
+    inducing: type | None
+    row_local: bool
+    plates: dict[str, int]
+
+    @property
+    def is_gp(self) -> bool:
+        return self.inducing is not None
+
+
+class Plate(NamedTuple):
+    """A plate and how much of it one call of the model sees."""
+
+    size: int
+    subsample_size: int
+
+
+class Structure(NamedTuple):
+    """The sites of a model.
+
+    Attributes:
+        latents: Latent sites by name, noise sites left out.
+        noise: Shapes of the sites that are drawn afresh (`gpx.propagate`).
+        observed: Names of the observed sites.
+        params: Names of `numpyro.param`s.
+        plates: The subsampled plates.
+    """
+
+    latents: dict[str, LatentSite]
+    noise: dict[str, tuple[int, ...]]
+    observed: tuple[str, ...]
+    params: tuple[str, ...]
+    plates: dict[str, Plate]
+
+    @property
+    def gps(self) -> tuple[str, ...]:
+        """Names of the GP sites."""
+        return tuple(name for name, site in self.latents.items() if site.is_gp)
+
+    @property
+    def hyperparameters(self) -> tuple[str, ...]:
+        """Names of all other latent sites."""
+        return tuple(name for name, site in self.latents.items() if not site.is_gp)
+
+    @property
+    def global_sites(self) -> tuple[str, ...]:
+        """Names of the latent sites that new data share with the training data."""
+        return tuple(n for n, site in self.latents.items() if not site.row_local)
+
+    @property
+    def local(self) -> dict[str, dict[str, int]]:
+        """Latent sites inside a subsampled plate, with the axes of these plates."""
+        return {n: site.plates for n, site in self.latents.items() if site.plates}
+
+    def constrain(self, unconstrained: dict) -> dict:
+        """Values on their supports from values on the real line."""
+        return {n: self.latents[n].transform(z) for n, z in unconstrained.items()}
+
+    def unconstrain(self, values: dict) -> dict:
+        """The inverse of `constrain`."""
+        return {n: self.latents[n].transform.inv(x) for n, x in values.items()}
+
+
+def inspect_model(model: Callable, args: tuple, kwargs: dict) -> Structure:
+    """Find the sites of `model` called with these arguments; nothing is computed."""
+    return _structure(abstract_trace(model, args, kwargs))
+
+
+def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Trace `model` for names and shapes only; values are abstract."""
+    trace: dict[str, Any] = {}
+
+    def run(key, dynamic):
+        args, kwargs = eqx.combine(dynamic, static)
+        with handlers.block():
+            seeded = handlers.seed(model, key)
+            trace.update(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+    dynamic, static = arrays_and_rest(args, kwargs)
+    jax.eval_shape(run, jr.key(0), dynamic)
+    return trace
+
+
+def arrays_and_rest(args: tuple, kwargs: dict):
+    """Partition arguments: arrays to be traced, and static configuration."""
+    return eqx.partition((args, kwargs), eqx.is_array)
+
+
+def _structure(trace) -> Structure:
+    plates = _subsampled_plates(trace)
+    row_plates = {
+        frame.name
+        for site in trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+        for frame in site["cond_indep_stack"]
+    }
+    latents, noise, observed, params = {}, {}, [], []
+    for name, site in trace.items():
+        if site["type"] == "param":
+            params.append(name)
+        if site["type"] != "sample":
+            continue
+        if site["is_observed"]:
+            observed.append(name)
+        elif site["infer"].get("noise"):
+            noise[name] = jnp.shape(site["value"])
+        else:
+            latents[name] = _latent_site(name, site, plates, row_plates)
+    return Structure(latents, noise, tuple(observed), tuple(params), plates)
+
+
+def _subsampled_plates(trace):
+    plates = {}
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size < size:
+                plates[name] = Plate(size, subsample_size)
+    return plates
+
+
+def _latent_site(name, site, plates, row_plates) -> LatentSite:
+    fn, value = site["fn"], site["value"]
+    support = fn.support
+    if support.is_discrete:
+        raise ValueError(
+            f"Site `{name}` is discrete ({type(fn).__name__}); the engines here need "
+            "continuous latent sites. Marginalise it, or use numpyro's enumeration."
+        )
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support)):
+        raise ValueError(
+            f"The support of site `{name}` depends on other sites. Reparameterise it, "
+            "for example as a scaled unit-interval variable."
+        )
+    transform = biject_to(support)
+    shape = jnp.shape(value)
+    batch_ndim = len(shape) - len(fn.event_shape)
+    axes = {
+        frame.name: batch_ndim + frame.dim
+        for frame in site["cond_indep_stack"]
+        if frame.name in plates
+    }
+    gp = site["infer"].get("gp")
+    return LatentSite(
+        shape,
+        transform.inverse_shape(shape),
+        jnp.result_type(value),
+        transform,
+        None if gp is None else type(gp.prior.inducing),
+        any(frame.name in row_plates for frame in site["cond_indep_stack"]),
+        axes,
+    )

@@ -1,0 +1,200 @@
+r"""The target density of a model, as every sampler here sees it.
+
+.. math:: \log\pi(v, \theta) = \log p(v) + \log p(\theta) + \sum_n \mathrm{ELL}_n
+
+on the real line (log Jacobians included), with minibatches through plate indices and
+noise between layers averaged over (target A of the design) or drawn afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array
+from numpyro import handlers
+from numpyro.infer import init_to_median
+
+from numpyro_gpx.infer.structure import Structure, inspect_model
+
+__all__ = [
+    "Target",
+    "draw_batch",
+    "initial_values",
+    "log_terms",
+    "require_params",
+    "trace_model",
+]
+
+
+class Target:
+    """The log density of one model on one set of arguments.
+
+    Args:
+        model: A NumPyro function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        params: Values of the model's `numpyro.param`s.
+        noise: Fixed values `(S, ...)` of the noise sites, averaged over; `None` to draw
+            them afresh from `key`.
+    """
+
+    def __init__(self, model, args=(), kwargs=None, *, params=None, noise=None):
+        self.model = model
+        self.args, self.kwargs = args, kwargs or {}
+        self.structure = inspect_model(model, self.args, self.kwargs)
+        require_params(self.structure, params)
+        self.params = params or {}
+        self.noise = noise
+
+    def log_density(self, z: dict, *, key=None, batch: dict | None = None) -> Array:
+        """Log density at unconstrained values `z` of all latent sites.
+
+        Args:
+            z: Values by site. A site inside a subsampled plate holds all its rows.
+            key: For noise sites that are not fixed.
+            batch: Plate indices by name; `None` if nothing is subsampled.
+        """
+        prior, likelihood = self.terms(z, key=key, batch=batch)
+        return prior + likelihood
+
+    def terms(self, z: dict, *, key=None, batch: dict | None = None):
+        """Log prior (with Jacobians) and expected log likelihood, apart."""
+        key = jr.key(0) if key is None else key
+        if self.noise is None:
+            return self._terms(z, key, batch or {}, {})
+        prior, likelihood = jax.vmap(
+            lambda noise: self._terms(z, key, batch or {}, noise)
+        )(self.noise)
+        return jnp.mean(prior), jnp.mean(likelihood)
+
+    def constrain(self, z: dict) -> dict:
+        """Values on their supports."""
+        return self.structure.constrain(z)
+
+    def initial(self, key, init_strategy=init_to_median, values=None) -> dict:
+        """Unconstrained starting values; sites in `values` start there."""
+        start = initial_values(
+            self.model, self.structure, self.args, self.kwargs, key,
+            init_strategy=init_strategy, params=self.params,
+        )  # fmt: skip
+        for name, value in (values or {}).items():
+            if name in start:
+                start[name] = jnp.asarray(value, start[name].dtype)
+        z = self.structure.unconstrain(start)
+        return {name: _all_rows(self.structure, name, x) for name, x in z.items()}
+
+    def _terms(self, z, key, batch, noise):
+        rows = {
+            name: _batch_rows(self.structure, name, x, batch) for name, x in z.items()
+        }
+        values = self.structure.constrain(rows)
+        data = {**self.params, **batch, **noise, **values}
+        trace = trace_model(self.model, self.args, self.kwargs, data, key)
+        prior, likelihood = log_terms(trace)
+        for name, x in rows.items():
+            log_det = self.structure.latents[name].transform.log_abs_det_jacobian(
+                x, values[name]
+            )
+            scale = trace[name]["scale"]
+            prior = prior + jnp.sum(log_det) * (1.0 if scale is None else scale)
+        return prior, likelihood
+
+
+def trace_model(model, args, kwargs, data: dict, key) -> dict[str, Any]:
+    """Trace `model` with sites, parameters and plates set to `data`."""
+    with handlers.block():
+        substituted = handlers.substitute(handlers.seed(model, key), data=data)
+        return handlers.trace(substituted).get_trace(*args, **kwargs)
+
+
+def log_terms(trace) -> tuple[Array, Array]:
+    """Log prior and log likelihood of a trace; noise sites count as neither."""
+    prior, likelihood = jnp.zeros(()), jnp.zeros(())
+    for site in trace.values():
+        if site["type"] != "sample" or site["infer"].get("noise"):
+            continue
+        term = jnp.sum(site["fn"].log_prob(site["value"]))
+        term = term if site["scale"] is None else site["scale"] * term
+        if site["is_observed"]:
+            likelihood = likelihood + term
+        else:
+            prior = prior + term
+    return prior, likelihood
+
+
+def initial_values(
+    model: Callable,
+    structure: Structure,
+    args: tuple,
+    kwargs: dict,
+    key,
+    *,
+    init_strategy=init_to_median,
+    params: dict | None = None,
+) -> dict:
+    """Starting values on their supports: GP sites at 0, others by `init_strategy`."""
+    zeros = {
+        name: jnp.zeros(structure.latents[name].shape, structure.latents[name].dtype)
+        for name in structure.gps
+    }
+    start = handlers.substitute(model, data={**(params or {}), **zeros})
+    start = handlers.substitute(
+        handlers.seed(start, key), substitute_fn=_untouched(init_strategy)
+    )
+    with handlers.block():
+        trace = handlers.trace(start).get_trace(*args, **kwargs)
+    return {name: trace[name]["value"] for name in structure.latents}
+
+
+def draw_batch(key, structure: Structure) -> dict[str, Array]:
+    """Fresh indices for every subsampled plate.
+
+    Drawn with replacement: the estimate stays unbiased, and the cost does not grow
+    with the number of rows as NumPyro's own subsampling does.
+    """
+    keys = jr.split(key, max(len(structure.plates), 1))
+    return {
+        name: jr.randint(k, (plate.subsample_size,), 0, plate.size)
+        for k, (name, plate) in zip(keys, structure.plates.items(), strict=False)
+    }
+
+
+def require_params(structure: Structure, params: dict | None) -> None:
+    """Raise if the model has `numpyro.param`s without a value."""
+    missing = sorted(set(structure.params) - set(params or {}))
+    if missing:
+        raise ValueError(
+            f"The model has parameters without a value: {missing}. MCMC does not move "
+            "`numpyro.param`s; NumPyro would freeze them at their initial value. Pass "
+            "`params=svi_fit` (or a dict), or give them a prior with `numpyro.sample`."
+        )
+
+
+def _untouched(init_strategy):
+    """Apply a NumPyro init strategy to latent sites that have no value yet."""
+
+    def substitute_fn(site):
+        if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
+            return None
+        return init_strategy(site)
+
+    return substitute_fn
+
+
+def _batch_rows(structure, name, x, batch):
+    for plate, axis in structure.latents[name].plates.items():
+        if plate in batch:
+            x = jnp.take(x, batch[plate], axis=axis)
+    return x
+
+
+def _all_rows(structure, name, x):
+    """Repeat the rows of one batch until there is one for each row of the plate."""
+    for plate, axis in structure.latents[name].plates.items():
+        size, subsample_size = structure.plates[plate]
+        x = jnp.take(x, jnp.arange(size) % subsample_size, axis=axis)
+    return x

@@ -1,0 +1,54 @@
+"""Kernels that do not look at the inputs' values."""
+
+__all__ = ["Constant", "White"]
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from numpyro_gpx.kernels.base import Kernel, as_float, as_inputs, check_rank
+
+
+class Constant(Kernel):
+    r"""Constant functions of unknown height, :math:`\sigma^2`.
+
+    Args:
+        variance: :math:`\sigma^2`, a scalar.
+    """
+
+    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+
+    def __check_init__(self):
+        check_rank("variance", self.variance, 0)
+
+    def evaluate(self, x, x2):
+        return self.variance * jnp.ones((), x.dtype)
+
+
+class White(Kernel):
+    r"""White noise, :math:`\sigma^2 I` for `k(X)` and 0 for `k(X, X2)`.
+
+    Rows count as the same point if they are the same row of one `X`, not if their
+    values agree: two measurements at one input carry two independent errors. So
+    `evaluate`, which is handed two rows, is 0 even if they are equal.
+
+    Args:
+        variance: :math:`\sigma^2`, a scalar.
+    """
+
+    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+
+    def __check_init__(self):
+        check_rank("variance", self.variance, 0)
+
+    def evaluate(self, x, x2):
+        return self.variance * jnp.zeros((), x.dtype)
+
+    def matrix(self, X, X2=None):
+        if X2 is None:
+            return self.variance * jnp.eye(X.shape[0], dtype=X.dtype)
+        return self.variance * jnp.zeros((X.shape[0], X2.shape[0]), X.dtype)
+
+    def diag(self, X):
+        X = as_inputs("X", X)
+        return self.variance * jnp.ones(X.shape[0], X.dtype)

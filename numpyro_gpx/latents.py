@@ -1,0 +1,218 @@
+"""What is known about `f` at the rows of `X`, before a likelihood sees it.
+
+`f(X)` is Gaussian in each row. Sums of independent GPs stay Gaussian; a product is a
+mixture of Gaussians, one component for each Gauss-Hermite node of its first factor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float
+
+from numpyro_gpx.cubature import gauss_hermite
+from numpyro_gpx.linalg import safe_cholesky
+
+__all__ = ["GaussianLatent", "Latent", "MixtureLatent", "as_latent"]
+
+# Exact for Gaussian likelihoods (polynomials), and enough for smooth links.
+_PRODUCT_NODES = 20
+
+
+class Latent(eqx.Module):
+    """Marginals of one or more latent functions at N rows: `(N,)` or `(N, P)`."""
+
+    def __radd__(self, other):
+        return self + other
+
+    def __rmul__(self, other):
+        return self * other
+
+    def __sub__(self, other):
+        return self + (-1.0) * other
+
+    def __neg__(self):
+        return (-1.0) * self
+
+
+class GaussianLatent(Latent):
+    """Gaussian rows: mean and variance `(N,)` or `(N, P)`.
+
+    Attributes:
+        mean: Mean of `f` at each row.
+        var: Variance of `f` at each row.
+        cov: Covariance between the rows, `(N, N)` or `(P, N, N)`, if asked for.
+        sources: The pairs (GP, X) that were added up, apart from a known shift; empty
+            after other arithmetic.
+        sites: Names of the GP sites involved; independence is read off them.
+    """
+
+    mean: Float[Array, N *P]
+    var: Float[Array, N *P]
+    cov: Array | None = None
+    sources: tuple[tuple[Any, Array], ...] = ()
+    sites: frozenset = eqx.field(static=True, default=frozenset())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mean.shape
+
+    def components(self):
+        """Log weights `(1,)`, means and variances `(1, N, ...)` of the mixture."""
+        return jnp.zeros(1, self.mean.dtype), self.mean[None], self.var[None]
+
+    def sample(self, key, sample_shape=()) -> Array:
+        """Draw `f`: jointly over the rows if `cov` is known, else row by row."""
+        noise = jr.normal(key, sample_shape + self.mean.shape, self.mean.dtype)
+        return self.mean + self.correlate(noise)
+
+    def correlate(self, noise) -> Array:
+        """Give standard normal `noise` `(..., N, *P)` the covariance of the rows."""
+        if self.cov is None:
+            return jnp.sqrt(self.var) * noise
+        L = safe_cholesky(self.cov)
+        if self.cov.ndim == 2:
+            return jnp.einsum("nm,...m->...n", L, noise)
+        return jnp.einsum("pnm,...mp->...np", L, noise)
+
+    def __add__(self, other):
+        if isinstance(other, MixtureLatent):
+            return other + self
+        if not isinstance(other, Latent):
+            mean, var = jnp.broadcast_arrays(self.mean + other, self.var)
+            return GaussianLatent(mean, var, self.cov, self.sources, self.sites)
+        sites = _independent(self, other, "added")
+        both = self.cov is not None and other.cov is not None
+        cov = self.cov + other.cov if both else None
+        known = self.sources and other.sources
+        sources = self.sources + other.sources if known else ()
+        return GaussianLatent(
+            self.mean + other.mean, self.var + other.var, cov, sources, sites
+        )
+
+    def __mul__(self, other):
+        if isinstance(other, MixtureLatent):
+            return other * self
+        if isinstance(other, Latent):
+            return _as_mixture(self) * other
+        factor = jnp.asarray(other, self.mean.dtype)
+        cov = None if self.cov is None or factor.ndim else factor**2 * self.cov
+        return GaussianLatent(
+            factor * self.mean, factor**2 * self.var, cov, (), self.sites
+        )
+
+
+class MixtureLatent(Latent):
+    """A mixture of S Gaussians in each row; means and variances `(S, N, *P)`."""
+
+    log_weights: Float[Array, " S"]
+    means: Float[Array, "S N *P"]
+    variances: Float[Array, "S N *P"]
+    sites: frozenset = eqx.field(static=True, default=frozenset())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.means.shape[1:]
+
+    @property
+    def mean(self) -> Array:
+        return jnp.tensordot(jnp.exp(self.log_weights), self.means, axes=1)
+
+    @property
+    def var(self) -> Array:
+        spread = self.variances + (self.means - self.mean) ** 2
+        return jnp.tensordot(jnp.exp(self.log_weights), spread, axes=1)
+
+    def components(self):
+        return self.log_weights, self.means, self.variances
+
+    def sample(self, key, sample_shape=()) -> Array:
+        key_component, key_noise = jr.split(key)
+        shape = sample_shape + self.shape
+        k = jr.categorical(
+            key_component, self.log_weights, shape=shape
+        )  # component of each entry
+        pick = jax.vmap(lambda rows, index: rows[index], (1, -1), -1)
+        flat = (self.means.shape[0], -1)
+        index = k.reshape(sample_shape + (-1,))
+        means = pick(self.means.reshape(flat), index).reshape(shape)
+        variances = pick(self.variances.reshape(flat), index).reshape(shape)
+        noise = jr.normal(key_noise, shape, self.means.dtype)
+        return means + jnp.sqrt(variances) * noise
+
+    def __add__(self, other):
+        if not isinstance(other, Latent):
+            return MixtureLatent(
+                self.log_weights, self.means + other, self.variances, self.sites
+            )
+        sites = _independent(self, other, "added")
+        log_weights, means, variances = _pairs(self, other, lambda a, b: a + b)
+        return MixtureLatent(log_weights, means, variances, sites)
+
+    def __mul__(self, other):
+        if not isinstance(other, Latent):
+            return MixtureLatent(
+                self.log_weights,
+                self.means * other,
+                self.variances * other**2,
+                self.sites,
+            )
+        sites = _independent(self, other, "multiplied")
+        nodes, weights = gauss_hermite(_PRODUCT_NODES)
+        dtype = self.means.dtype
+        nodes = jnp.asarray(nodes, dtype)[:, None].reshape(
+            (-1,) + (1,) * self.means.ndim
+        )
+        # Given the first factor the product is Gaussian: g = a f, f ~ N(m, s).
+        a = self.means + nodes * jnp.sqrt(self.variances)  # (Q, S, N, *P)
+        a = a.reshape((-1,) + self.shape)
+        log_weights = jnp.log(jnp.asarray(weights, dtype))[:, None] + self.log_weights
+        log_w, means, variances = other.components()
+        log_weights = (log_weights.reshape(-1, 1) + log_w).reshape(-1)
+        means = (a[:, None] * means).reshape((-1,) + self.shape)
+        variances = (a[:, None] ** 2 * variances).reshape((-1,) + self.shape)
+        return MixtureLatent(log_weights, means, variances, sites)
+
+
+def as_latent(value) -> Latent:
+    """`value` itself, or a known function (an array) as a latent without variance."""
+    if isinstance(value, Latent):
+        return value
+    mean = jnp.asarray(value)
+    if not jnp.issubdtype(mean.dtype, jnp.floating):
+        mean = mean.astype(jnp.result_type(float))
+    tiny = jnp.full_like(mean, jnp.finfo(mean.dtype).eps ** 2)
+    return GaussianLatent(mean, tiny)
+
+
+def _as_mixture(latent):
+    return MixtureLatent(*latent.components(), latent.sites)
+
+
+def _pairs(first, second, combine):
+    """All pairs of components; `combine` acts on means and on variances."""
+    log_w1, m1, s1 = first.components()
+    log_w2, m2, s2 = second.components()
+    log_weights = (log_w1[:, None] + log_w2).reshape(-1)
+    means = combine(m1[:, None], m2)
+    variances = combine(s1[:, None], s2)
+    return (
+        log_weights,
+        means.reshape((-1,) + means.shape[2:]),
+        variances.reshape((-1,) + variances.shape[2:]),
+    )
+
+
+def _independent(first, second, verb):
+    shared = first.sites & second.sites
+    if shared:
+        raise ValueError(
+            f"Latents that are {verb} must come from different GP sites; both use "
+            f"{sorted(shared)}. Evaluate the GP once and scale it (`2.0 * f(X)`), or "
+            "write the combination into the kernel."
+        )
+    return first.sites | second.sites

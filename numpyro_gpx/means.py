@@ -1,0 +1,121 @@
+"""Mean functions: `m(X)` is `(N,)`, or `(N, P)` for several outputs."""
+
+__all__ = ["Constant", "Identity", "Linear", "Mean", "Projection", "Zero"]
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from numpyro_gpx.kernels.base import as_float, as_inputs, check_rank
+
+
+class Mean(eqx.Module):
+    """A mean function."""
+
+    @abc.abstractmethod
+    def __call__(self, X: ArrayLike) -> Float[Array, " N"] | Float[Array, "N P"]:
+        """Mean at each row of `X`.
+
+        Args:
+            X: Inputs, `(N, D)`.
+
+        Returns:
+            `(N,)` for one output, `(N, P)` for `P` outputs.
+        """
+
+
+class Zero(Mean):
+    """The mean 0, `(N,)`."""
+
+    def __call__(self, X):
+        X = as_inputs("X", X)
+        return jnp.zeros(X.shape[0], X.dtype)
+
+
+class Constant(Mean):
+    """The same mean everywhere.
+
+    Args:
+        value: The mean: a scalar, or `(P,)` for `P` outputs.
+    """
+
+    value: Float[Array, "..."] = eqx.field(converter=as_float)
+
+    def __check_init__(self):
+        check_rank("value", self.value, 0, 1)
+
+    def __call__(self, X):
+        X = as_inputs("X", X)
+        dtype = jnp.result_type(self.value, X)
+        shape = (X.shape[0], *self.value.shape)
+        return jnp.broadcast_to(self.value.astype(dtype), shape)
+
+
+class Linear(Mean):
+    r"""Linear mean, :math:`X W + b`.
+
+    Args:
+        weights: :math:`W`, `(D,)` for one output or `(D, P)`.
+        bias: :math:`b`, a scalar or `(P,)`.
+    """
+
+    weights: Float[Array, "..."] = eqx.field(converter=as_float)
+    bias: Float[Array, "..."] = eqx.field(default=0.0, converter=as_float)
+
+    def __check_init__(self):
+        check_rank("weights", self.weights, 1, 2)
+        check_rank("bias", self.bias, 0, 1)
+        if self.bias.ndim == 1 and self.bias.shape != self.weights.shape[1:]:
+            raise ValueError(
+                "`bias` must be a scalar or hold one entry for each column of "
+                f"`weights`; got shapes {self.bias.shape} and {self.weights.shape}."
+            )
+
+    def __call__(self, X):
+        product = _project("weights", self.weights, X)  # (N,) or (N, P)
+        return product + jnp.broadcast_to(self.bias, product.shape)
+
+
+class Identity(Mean):
+    """The inputs themselves, `(N, D)`: one output for each column of `X`."""
+
+    def __call__(self, X):
+        return as_inputs("X", X)
+
+
+class Projection(Mean):
+    r"""Fixed linear projection, :math:`X W`, the skip connection of a deep GP.
+
+    Layers with mean 0 make a deep GP's functions degenerate as layers are added;
+    letting the inputs through prevents it. Where a layer changes the number of columns,
+    the inputs pass through a projection onto their principal components. It is no
+    parameter: if it were trained, the layer's GP and its mean would explain the same
+    thing. So gradients do not flow into `matrix`.
+
+    Args:
+        matrix: :math:`W`, `(D, P)`.
+
+    References:
+        Salimbeni & Deisenroth (2017), section 3; Duvenaud et al. (2014).
+    """
+
+    matrix: Float[Array, "..."] = eqx.field(converter=as_float)
+
+    def __check_init__(self):
+        check_rank("matrix", self.matrix, 2)
+
+    def __call__(self, X):
+        return _project("matrix", jax.lax.stop_gradient(self.matrix), X)
+
+
+def _project(name, weights, X):
+    X = as_inputs("X", X)
+    if X.shape[1] != weights.shape[0]:
+        raise ValueError(
+            f"`{name}` must have one row for each column of `X`; got shapes "
+            f"{weights.shape} and {X.shape}."
+        )
+    return X @ weights

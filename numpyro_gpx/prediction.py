@@ -1,0 +1,159 @@
+"""Predictive distributions: a mixture over posterior components, row by row."""
+
+from __future__ import annotations
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from numpyro_gpx.distributions import ExpectedLikelihood
+
+__all__ = ["Prediction"]
+
+_NUM_DRAWS = 1000
+
+
+class Prediction:
+    """The predictive distribution of N rows, a mixture of S components.
+
+    Made by `Fit.predict`. Rows are predicted one by one; for functions with correlated
+    rows see `Fit.functions`.
+
+    Args:
+        chunks: Distributions of consecutive rows, leaves with a leading axis S.
+        sizes: How many rows of each chunk count; the rest is padding.
+        key: Fixes `draws`.
+        shift: Added to predictions, in original units (see `standardise`).
+        scale: Multiplies predictions.
+    """
+
+    def __init__(self, chunks, sizes, key, *, shift=0.0, scale=1.0):
+        self._chunks = chunks
+        self._sizes = sizes
+        self._key = key
+        self._shift, self._scale = shift, scale
+
+    def __len__(self) -> int:
+        return sum(self._sizes)
+
+    @functools.cached_property
+    def _moments(self):
+        pairs = [_mixture_moments(chunk) for chunk in self._chunks]
+        return tuple(self._join(list(part)) for part in zip(*pairs, strict=True))
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Predictive mean, `(N,)` or `(N, P)`."""
+        return self._shift + self._scale * self._moments[0]
+
+    @property
+    def var(self) -> np.ndarray:
+        """Predictive variance, `(N,)` or `(N, P)`."""
+        return self._scale**2 * self._moments[1]
+
+    @property
+    def sd(self) -> np.ndarray:
+        """Predictive standard deviation."""
+        return np.sqrt(self.var)
+
+    @functools.cached_property
+    def draws(self) -> np.ndarray:
+        """1000 draws, `(1000, N)` or `(1000, N, P)`; rows are drawn independently."""
+        return self.sample(self._key, _NUM_DRAWS)
+
+    def sample(self, key, num_draws: int) -> np.ndarray:
+        """Draws `(num_draws, N, ...)`, components taken in turn."""
+        keys = jr.split(key, len(self._chunks))
+        drawn = [
+            jnp.moveaxis(_mixture_sample(chunk, k, num_draws), 0, 1)
+            for chunk, k in zip(self._chunks, keys, strict=True)
+        ]
+        return self._shift + self._scale * np.moveaxis(self._join(drawn), 1, 0)
+
+    def quantile(self, q) -> np.ndarray:
+        """Quantiles of `draws`, `(N, ...)` or `(Q, N, ...)`."""
+        return np.quantile(self.draws, q, axis=0)
+
+    def log_prob(self, y) -> np.ndarray:
+        """Log predictive density of each row, `(N,)`, in the units of `y`."""
+        y = np.asarray(y)
+        if y.shape != self._moments[0].shape:
+            raise ValueError(
+                f"`y` must have the shape {self._moments[0].shape} of the predictions; "
+                f"got {y.shape}."
+            )
+        standard = (y - self._shift) / self._scale if self._rescaled else y
+        pieces, start = [], 0
+        for chunk, size in zip(self._chunks, self._sizes, strict=True):
+            rows = _padded(standard[start : start + size], _num_rows(chunk))
+            pieces.append(_mixture_log_prob(chunk, jnp.asarray(rows)))
+            start += size
+        outputs = 1 if y.ndim == 1 else y.shape[1]
+        log_jacobian = np.sum(np.log(np.broadcast_to(self._scale, (outputs,))))
+        return self._join(pieces) - log_jacobian
+
+    def rescaled(self, shift, scale) -> Prediction:
+        """The prediction of `shift + scale * y`."""
+        return Prediction(
+            self._chunks,
+            self._sizes,
+            self._key,
+            shift=shift + scale * self._shift,
+            scale=scale * self._scale,
+        )
+
+    @property
+    def _rescaled(self):
+        return np.any(np.asarray(self._scale) != 1.0) or np.any(
+            np.asarray(self._shift) != 0.0
+        )
+
+    def _join(self, pieces):
+        """Concatenate chunks along rows (axis 0), without their padding."""
+        kept = [
+            np.asarray(piece)[:size]
+            for piece, size in zip(pieces, self._sizes, strict=True)
+        ]
+        return np.concatenate(kept)
+
+
+def _num_rows(chunk):
+    return _mixture_moments(chunk)[0].shape[0]
+
+
+def _padded(rows, size):
+    return np.concatenate([rows, np.repeat(rows[-1:], size - rows.shape[0], axis=0)])
+
+
+@eqx.filter_jit
+def _mixture_moments(chunk):
+    means, variances = jax.vmap(lambda fn: (fn.mean, fn.variance))(chunk)
+    mean = jnp.mean(means, axis=0)
+    return mean, jnp.mean(variances + (means - mean) ** 2, axis=0)
+
+
+@eqx.filter_jit
+def _mixture_log_prob(chunk, y):
+    def rows(fn):
+        if isinstance(fn, ExpectedLikelihood):
+            return fn.predictive_log_prob(y)
+        log_prob = fn.log_prob(y)
+        return log_prob.sum(-1) if log_prob.ndim > 1 else log_prob
+
+    each = jax.vmap(rows)(chunk)  # (S, N)
+    return logsumexp(each, axis=0) - jnp.log(each.shape[0])
+
+
+@eqx.filter_jit
+def _mixture_sample(chunk, key, num_draws: int):
+    number = jax.tree.leaves(chunk)[0].shape[0]
+    rounds = -(-num_draws // number)
+    keys = jr.split(key, number)
+    draws = jax.vmap(lambda fn, k: fn.sample(k, (rounds,)))(chunk, keys)
+    draws = jnp.moveaxis(draws, 0, 1)  # (rounds, S, N, ...): components in turn
+    return draws.reshape((-1, *draws.shape[2:]))[:num_draws]

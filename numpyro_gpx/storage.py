@@ -1,0 +1,121 @@
+"""Saving fits as NumPy archives, without pickle.
+
+An archive holds arrays (parameters, training arguments, draws) and one JSON text. A
+guide of this library is rebuilt from its name, its configuration and its parameters;
+any other guide is saved as 1000 of its draws.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from numpyro_gpx import guides
+from numpyro_gpx.fit import Fit
+from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
+
+__all__ = ["load_fit", "save_fit"]
+
+_FORMAT = 1
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def save_fit(fit: Fit, path) -> None:
+    """Write `fit` to `path`."""
+    arrays: dict[str, np.ndarray] = {}
+    record: dict[str, Any] = {
+        "format": _FORMAT,
+        "engine": fit.engine,
+        "seconds": fit.seconds,
+        "jitter": fit.jitter,
+        "batch_size": fit.batch_size,
+        "args": [_store(arrays, f"args/{i}", x) for i, x in enumerate(fit.args)],
+        "kwargs": {n: _store(arrays, f"kwargs/{n}", x) for n, x in fit.kwargs.items()},
+        "params": _store_all(arrays, "params", fit.params),
+        "sample_stats": _store_all(arrays, "sample_stats", fit.sample_stats),
+        "info": {n: _store(arrays, f"info/{n}", x) for n, x in fit.info.items()},
+    }
+    guide = fit.posterior.guide if isinstance(fit.posterior, GuidePosterior) else None
+    if (
+        isinstance(guide, guides.GaussianGuide)
+        and type(guide).__name__ in guides.__all__
+    ):
+        record["guide"] = {"name": type(guide).__name__, "config": guide.config}
+        arrays["guide_key"] = np.asarray(jr.key_data(fit.posterior.key))
+    else:
+        draws = fit.chains(None if guide is None else 1000)
+        record["draws"] = _store_all(arrays, "draws", draws)
+        record["independent"] = fit.posterior.independent
+    # A file object, since `savez` appends ".npz" to names that lack it.
+    with open(path, "wb") as file:
+        np.savez_compressed(file, record=json.dumps(record), **arrays)
+
+
+def load_fit(path, model) -> Fit:
+    """Read a fit written by `Fit.save`.
+
+    Args:
+        path: The file.
+        model: The model that was fitted; functions are not saved.
+
+    Returns:
+        A fit whose predictions equal those of the saved one.
+    """
+    with np.load(Path(path), allow_pickle=False) as archive:
+        record = json.loads(str(archive["record"]))
+        arrays = {name: archive[name] for name in archive.files if name != "record"}
+    if record["format"] != _FORMAT:
+        raise ValueError(
+            f"`{path}` has format {record['format']}; this version reads {_FORMAT}."
+        )
+    args = tuple(_restore(arrays, x) for x in record["args"])
+    kwargs = {name: _restore(arrays, x) for name, x in record["kwargs"].items()}
+    params = {name: jnp.asarray(arrays[x]) for name, x in record["params"].items()}
+    return Fit(
+        model, args, kwargs, _posterior(record, arrays, model, args, kwargs, params),
+        engine=record["engine"], params=params, seconds=record["seconds"],
+        jitter=record["jitter"], batch_size=record["batch_size"],
+        info={n: _restore(arrays, x) for n, x in record["info"].items()},
+        sample_stats={n: arrays[x] for n, x in record["sample_stats"].items()},
+    )  # fmt: skip
+
+
+def _posterior(record, arrays, model, args, kwargs, params):
+    if "guide" in record:
+        kind = getattr(guides, record["guide"]["name"])
+        guide = kind(model, **record["guide"]["config"])
+        guide.setup(*args, **kwargs)
+        key = jr.wrap_key_data(jnp.asarray(arrays["guide_key"]))
+        return GuidePosterior(
+            guide, params, args, kwargs, key=key, jitter=record["jitter"]
+        )
+    draws = {name: arrays[x] for name, x in record["draws"].items()}
+    return ChainPosterior(draws, independent=record["independent"])
+
+
+def _store_all(arrays, prefix, values):
+    for name, x in values.items():
+        arrays[f"{prefix}/{name}"] = np.asarray(x)
+    return {name: f"{prefix}/{name}" for name in values}
+
+
+def _store(arrays, name, x):
+    """A JSON entry for `x`, its array put aside."""
+    if isinstance(x, _PLAIN):
+        return {"plain": x}
+    if isinstance(x, np.ndarray | jnp.ndarray):
+        arrays[name] = np.asarray(x)
+        return {"array": name}
+    raise ValueError(
+        f"`{name}` of the fit cannot be saved: only arrays, numbers, texts and None can; "
+        f"got {type(x).__name__}. Close over it in the model instead."
+    )
+
+
+def _restore(arrays, entry):
+    return entry["plain"] if "plain" in entry else jnp.asarray(arrays[entry["array"]])

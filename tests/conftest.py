@@ -1,0 +1,43 @@
+"""What every test runs under: float64, annotations enforced, ranks spelled out."""
+
+import os
+from pathlib import Path
+
+# As in the Makefile, for a bare `pytest`; before JAX is imported, which reads them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import jax
+import jax.random as jr
+import pytest
+from jaxtyping import install_import_hook
+
+# Tests compare with formulas to many digits, so float64 is their default; before
+# anything makes an array. Tests of float32 say so in their dtypes.
+jax.config.update("jax_enable_x64", True)
+
+# The parts that are only about arrays. Models and inference are left out: NumPyro's
+# own distributions broadcast ranks and pass what they like.
+ARRAY_CODE = ("conditionals", "kernels", "likelihoods", "linalg")
+
+# Annotations of shape and dtype hold at run time; must precede the first import.
+install_import_hook(
+    [f"numpyro_gpx.{module}" for module in ARRAY_CODE], "beartype.beartype"
+)
+
+
+@pytest.fixture(autouse=True)
+def explicit_ranks(request):
+    """Make `(N,) - (N, 1)` an error in tests of array code."""
+    part = request.path.relative_to(Path(__file__).parent).parts[0]
+    if part.removeprefix("test_").removesuffix(".py") in ARRAY_CODE:
+        with jax.numpy_rank_promotion("raise"):
+            yield
+    else:
+        yield
+
+
+@pytest.fixture
+def key():
+    """A fixed random key; a test that draws twice splits it."""
+    return jr.key(20240229)

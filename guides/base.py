@@ -15,15 +15,17 @@ import jax.random as jr
 import numpyro
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
+from jaxtyping import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
 from numpyro_gpx.beliefs import Belief
+from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
 from numpyro_gpx.infer.structure import Structure, inspect_model
-from numpyro_gpx.infer.target import initial_values, trace_model
+from numpyro_gpx.infer.target import trace_model
 
 __all__ = ["GaussianGuide"]
 
@@ -37,25 +39,37 @@ class GaussianGuide(AutoGuide):
 
     Args:
         model: The model.
-        theta: Family of :math:`q(\theta)` on the real line: `"point"` (a MAP estimate on
-            the support), `"mean_field"` or `"full"`.
+        theta: Family of :math:`q(\theta)` on the real line: `"point"` (a MAP estimate
+            on the support), `"mean_field"` or `"full"`.
         prefix: Names parameters: `{site}_{prefix}_{part}`.
         init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
     """
 
-    def __init__(self, model, *, theta, prefix="auto", init_loc_fn=init_to_median):
+    def __init__(
+        self, model, *, theta, prefix="auto", init_loc_fn=init_to_prior_median
+    ):
         families = ("point", "mean_field", "full")
         if theta not in families:
             raise ValueError(f"`theta` must be one of {families}; got {theta!r}.")
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.theta = theta
-        self.structure: Structure | None = None
+        self._structure: Structure | None = None
         self._arguments: tuple[tuple, dict] | None = None
 
     @property
     def config(self) -> dict[str, Any]:
         """Constructor arguments that a saved fit needs to rebuild the guide."""
         return {"theta": self.theta, "prefix": self.prefix}
+
+    @property
+    def structure(self) -> Structure:
+        """The model's sites; known once the guide was called or set up."""
+        if self._structure is None:
+            raise ValueError(
+                "The guide does not know the model's sites yet; call "
+                "`guide.setup(X, y)` with the model's arguments first."
+            )
+        return self._structure
 
     @abc.abstractmethod
     def belief(self, name: str, theta: dict, args: tuple, kwargs: dict) -> Belief:
@@ -70,13 +84,13 @@ class GaussianGuide(AutoGuide):
                 f"{type(self).__name__} covers global sites only. Fit without "
                 "`batch_size`, or block them and give them a guide of their own."
             )
-        self.structure = structure
+        self._structure = structure
         leaves = jax.tree.leaves((args, kwargs))
         if all(not_jax_tracer(leaf) for leaf in leaves):
             self._arguments = (args, kwargs)
 
     def __call__(self, *args, **kwargs):
-        if self.structure is None:
+        if self._structure is None:
             self.setup(*args, **kwargs)
         values = self._sample_theta(args, kwargs)
         theta = dict(values)
@@ -122,9 +136,8 @@ class GaussianGuide(AutoGuide):
                     found, middle = {}, {}
                 else:
                     loc, sd = q
-                    z = loc + sd * jax.scipy.special.ndtri(levels)[:, None]
-                    found = jax.vmap(self._unravel)(z)
-                    middle = self._unravel(loc)
+                    found = self._theta_quantiles(loc, sd, levels)
+                    middle = self.unravel(loc)
                 for name in self.structure.gps:
                     belief = self.belief(name, middle, args, kwargs)
                     marginal = belief.distribution()
@@ -133,6 +146,17 @@ class GaussianGuide(AutoGuide):
                     step = jax.scipy.special.ndtri(levels).reshape(shape)
                     found[name] = marginal.mean + step * spread
         return found
+
+    def _theta_quantiles(self, loc, sd, levels) -> dict:
+        """Quantiles on the supports; a falling transform turns the levels around."""
+        steps = jax.scipy.special.ndtri(levels)[:, None]
+        rising = jax.vmap(self.unravel)(loc + sd * steps)
+        falling = jax.vmap(self.unravel)(loc - sd * steps)
+        low, high = self.unravel(loc - 1.0), self.unravel(loc + 1.0)
+        return {
+            name: jnp.where(high[name] >= low[name], rising[name], falling[name])
+            for name in rising
+        }
 
     def initial_theta(self, key, args, kwargs):
         """Unconstrained starting values of the hyperparameters, as one vector."""
@@ -145,13 +169,17 @@ class GaussianGuide(AutoGuide):
         return ravel_pytree(z)[0]
 
     def trace_given(self, theta: dict, args, kwargs):
-        """The model's trace at `theta`, GP sites at 0; nothing is registered."""
+        """The model's trace at `theta`, GP sites at 0.
+
+        Only the model's parameters are visible outside, so that they follow training.
+        """
         zeros = {
             name: jnp.zeros(site.shape, site.dtype)
             for name, site in self.structure.latents.items()
             if site.is_gp
         }
-        return trace_model(self.model, args, kwargs, {**theta, **zeros}, jr.key(0))
+        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
+            return trace_model(self.model, args, kwargs, {**theta, **zeros}, jr.key(0))
 
     def _sample_theta(self, args, kwargs) -> dict:
         """Register the hyperparameters; one joint draw, then a `Delta` for each."""
@@ -172,7 +200,7 @@ class GaussianGuide(AutoGuide):
         for name, x in self._unravel_unconstrained(z).items():
             site = self.structure.latents[name]
             value = site.transform(x)
-            log_density = 0.0
+            log_density: ArrayLike = 0.0
             if self.theta != "point":
                 # The joint draw carries the density; the change of variables is here.
                 log_density = -jnp.sum(site.transform.log_abs_det_jacobian(x, value))
@@ -197,7 +225,7 @@ class GaussianGuide(AutoGuide):
         return loc, numpyro.param(
             f"theta_{self.prefix}_scale_tril",
             _INITIAL_SCALE * jnp.eye(loc.shape[0], dtype=loc.dtype),
-            constraint=constraints.scaled_unit_lower_cholesky,
+            constraint=dense_factor,
         )
 
     def _theta_distribution(self, args, kwargs):
@@ -221,13 +249,14 @@ class GaussianGuide(AutoGuide):
         }
         return ravel_pytree(template)[1](z)
 
-    def _unravel(self, z) -> dict:
+    def unravel(self, z) -> dict:
+        """Hyperparameters on their supports from the unconstrained vector."""
         return self.structure.constrain(self._unravel_unconstrained(z))
 
     def _recall(self, args, kwargs):
         """The arguments given, or those the guide was first called with."""
         if args or kwargs:
-            if self.structure is None:
+            if self._structure is None:
                 self.setup(*args, **kwargs)
             return args, kwargs
         if self._arguments is None:

@@ -3,11 +3,11 @@ r"""The optimal Gaussian guide: :math:`q^*(v \mid \theta)` in closed form."""
 from __future__ import annotations
 
 import jax.numpy as jnp
-from numpyro.infer import init_to_median
 
 from numpyro_gpx.conditionals import optimal_belief
 from numpyro_gpx.distributions import ExpectedLikelihood
 from numpyro_gpx.guides.base import GaussianGuide
+from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.latents import GaussianLatent
 from numpyro_gpx.likelihoods import Gaussian
 
@@ -15,7 +15,7 @@ __all__ = ["OptimalGaussian"]
 
 
 class OptimalGaussian(GaussianGuide):
-    r"""The best :math:`q(v \mid \theta)` under a Gaussian likelihood, without parameters.
+    r"""The best :math:`q(v \mid \theta)` under a Gaussian likelihood, parameter-free.
 
     Reads kernel, inducing variables, inputs, noise and targets by tracing the model at
     θ. With it the ELBO equals the collapsed bound of Titsias (2009), and with
@@ -35,7 +35,7 @@ class OptimalGaussian(GaussianGuide):
     """
 
     def __init__(
-        self, model, *, theta="point", prefix="auto", init_loc_fn=init_to_median
+        self, model, *, theta="point", prefix="auto", init_loc_fn=init_to_prior_median
     ):
         super().__init__(model, theta=theta, prefix=prefix, init_loc_fn=init_loc_fn)
 
@@ -49,8 +49,8 @@ class OptimalGaussian(GaussianGuide):
             )
         if len(self.structure.gps) != 1 or len(self.structure.observed) != 1:
             raise ValueError(
-                "OptimalGaussian needs one GP site and one observed site; the model has "
-                f"GP sites {list(self.structure.gps)} and observed sites "
+                "OptimalGaussian needs one GP site and one observed site; the model "
+                f"has GP sites {list(self.structure.gps)} and observed sites "
                 f"{list(self.structure.observed)}. Use WhitenedGaussian or "
                 "ConditionalGaussian."
             )
@@ -65,7 +65,7 @@ class OptimalGaussian(GaussianGuide):
         A = gp.prior.project(X)  # (M, N) or (P, M, N)
         known = jnp.einsum("...mn,...m->...n", A, gp.whitened).T
         prior_mean = fn.latent.mean - known  # mean function and offset
-        precision = _weights(site, fn) * fn.likelihood.scale**-2.0
+        precision = _weights(site, trace[name], fn) * fn.likelihood.scale**-2.0
         precision = jnp.broadcast_to(precision, y.shape)
         y = jnp.where(precision > 0.0, y, prior_mean)  # masked targets may be NaN
         belief = optimal_belief(A, y - prior_mean, precision)
@@ -93,11 +93,13 @@ def _expected_likelihood(name, fn):
     return fn
 
 
-def _weights(site, fn):
-    """What multiplies each term of the expected log likelihood, `(N,)` or `(N, P)`."""
+def _weights(site, gp_site, fn):
+    """What multiplies each row's term, relative to the KL, `(N,)` or `(N, P)`."""
     y = site["value"]
     weights = jnp.ones(y.shape, fn.latent.mean.dtype)
-    for factor in (site["scale"], fn.weights, fn.mask):
+    if gp_site["scale"] is not None:
+        weights = weights / gp_site["scale"]
+    for factor in (site["scale"], fn.weights, fn.keep):
         if factor is not None:
             factor = jnp.asarray(factor)
             rowwise = factor.ndim == 1 and y.ndim == 2

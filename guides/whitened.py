@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import constraints
-from numpyro.infer import init_to_median
 
 from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
 from numpyro_gpx.guides.base import GaussianGuide
+from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.infer.starts import init_to_prior_median
 
 __all__ = ["WhitenedGaussian"]
 
@@ -33,7 +34,7 @@ class WhitenedGaussian(GaussianGuide):
 
     def __init__(
         self, model, *, covariance="full", theta="point", prefix="auto",
-        init_loc_fn=init_to_median,
+        init_loc_fn=init_to_prior_median,
     ):  # fmt: skip
         if covariance not in ("full", "diagonal"):
             raise ValueError(
@@ -63,6 +64,6 @@ class WhitenedGaussian(GaussianGuide):
         scale_tril = numpyro.param(
             f"{name}_{self.prefix}_scale_tril",
             eye,
-            constraint=constraints.scaled_unit_lower_cholesky,
+            constraint=dense_factor,
         )
         return GaussianBelief(loc, scale_tril)

@@ -1,0 +1,7 @@
+"""Model families: functions that return ordinary NumPyro models. One a file."""
+
+from numpyro_gpx.models import priors
+from numpyro_gpx.models.exact_gp import exact_gp
+from numpyro_gpx.models.svgp import svgp
+
+__all__ = ["exact_gp", "priors", "svgp"]

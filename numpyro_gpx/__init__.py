@@ -13,9 +13,10 @@ from numpyro_gpx import (
     links,
     means,
     models,
+    plots,
     starting,
 )
-from numpyro_gpx.compare import compare
+from numpyro_gpx.comparison import compare
 from numpyro_gpx.diagnostics import loo, to_arviz
 from numpyro_gpx.fit import Fit, predictive
 from numpyro_gpx.infer import fit_lbfgs, fit_mcmc, fit_nuts, fit_sghmc, fit_svi
@@ -52,6 +53,7 @@ __all__ = [
     "means",
     "models",
     "observe",
+    "plots",
     "predictive",
     "propagate",
     "standardise",

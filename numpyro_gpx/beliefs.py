@@ -38,12 +38,16 @@ class Belief(eqx.Module):
         """The belief as a NumPyro distribution, all of it event."""
 
     @abc.abstractmethod
+    def variances(self) -> Array:
+        """Marginal variances, of the shape of `mean`."""
+
+    @abc.abstractmethod
     def log_determinant(self) -> Array:
         """Log determinant of the covariance, `()` or `(P,)`."""
 
 
 class GaussianBelief(Belief):
-    """Full covariance: `mean` `(M,)` or `(P, M)`, `scale_tril` `(M, M)` or `(P, M, M)`."""
+    """Full covariance: `mean` is `(M,)` or `(P, M)`, `scale_tril` one axis more."""
 
     mean: Float[Array, "*P M"]
     scale_tril: Float[Array, "*P M M"]
@@ -56,8 +60,13 @@ class GaussianBelief(Belief):
         return GaussianBelief(mean, matrix @ self.scale_tril)
 
     def distribution(self):
-        base = dist.MultivariateNormal(self.mean, scale_tril=self.scale_tril)
+        base = dist.MultivariateNormal(
+            self.mean, scale_tril=self.scale_tril, validate_args=False
+        )
         return base.to_event(self.mean.ndim - 1)
+
+    def variances(self):
+        return jnp.sum(self.scale_tril**2, axis=-1)
 
     def log_determinant(self):
         diagonal = jnp.diagonal(self.scale_tril, axis1=-2, axis2=-1)
@@ -75,10 +84,15 @@ class DiagonalBelief(Belief):
 
     def affine(self, shift, matrix):
         mean = shift + jnp.einsum("...ij,...j->...i", matrix, self.mean)
-        return GaussianBelief(mean, matrix * self.scale[..., None, :])
+        scale = self.scale[..., None, :]
+        matrix = jnp.broadcast_to(matrix, self.scale.shape + matrix.shape[-1:])
+        return GaussianBelief(mean, matrix * scale)
 
     def distribution(self):
         return dist.Normal(self.mean, self.scale).to_event(self.mean.ndim)
+
+    def variances(self):
+        return self.scale**2
 
     def log_determinant(self):
         return 2.0 * jnp.sum(jnp.log(self.scale), axis=-1)
@@ -99,18 +113,20 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
     """
     base = prior.base_dist if isinstance(prior, dist.Independent) else prior
     num_entries = belief.mean.shape[-1]
-    eye = jnp.eye(num_entries, dtype=belief.mean.dtype)
     if isinstance(base, dist.Normal):
-        whitened_mean = (belief.mean - base.loc) / base.scale
-        spread = belief.spread(eye / base.scale[..., None, :])
-        prior_log_det = 2.0 * jnp.sum(jnp.log(base.scale), axis=-1)
+        scale = jnp.broadcast_to(base.scale, belief.mean.shape)
+        whitened_mean = (belief.mean - base.loc) / scale
+        trace = jnp.sum(belief.variances() / scale**2, axis=-1)
+        prior_log_det = 2.0 * jnp.sum(jnp.log(scale), axis=-1)
     elif isinstance(base, dist.MultivariateNormal):
         L = jnp.broadcast_to(base.scale_tril, belief.mean.shape + (num_entries,))
         solve = jax.scipy.linalg.solve_triangular
         difference = (belief.mean - base.loc)[..., None]
         whitened_mean = solve(L, difference, lower=True)[..., 0]
+        eye = jnp.eye(num_entries, dtype=belief.mean.dtype)
         W = solve(L, jnp.broadcast_to(eye, L.shape), lower=True)
         spread = belief.spread(jnp.swapaxes(W, -1, -2))
+        trace = jnp.sum(spread**2, axis=(-2, -1))
         diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
         prior_log_det = 2.0 * jnp.sum(jnp.log(diagonal), axis=-1)
     else:
@@ -119,7 +135,7 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
             f"MultivariateNormal prior; got {type(base).__name__}."
         )
     twice_kl = (
-        jnp.sum(spread**2, axis=(-2, -1))
+        trace
         + jnp.sum(whitened_mean**2, axis=-1)
         - num_entries
         + prior_log_det

@@ -15,6 +15,7 @@ __all__ = [
     "finite",
     "inputs",
     "instance",
+    "rowwise",
     "site_value",
     "targets",
 ]
@@ -82,20 +83,8 @@ def targets(name: str, obs, fn, likelihood):
             f"`obs` of site `{name}` must have the shape {expected} of its latent "
             f"function; got {jnp.shape(obs)}. {_shape_hint(jnp.shape(obs), expected)}"
         )
-    for argument, value in (("weights", fn.weights), ("mask", fn.mask)):
-        allowed = {expected[:1]} if argument == "weights" else {expected[:1], expected}
-        if value is not None and jnp.shape(value) not in allowed:
-            raise ValueError(
-                f"`{argument}` of site `{name}` must have shape {expected[:1]}"
-                f"{' or ' + str(expected) if argument == 'mask' else ''}; got "
-                f"{jnp.shape(value)}."
-            )
     if not_jax_tracer(obs):
-        mask = fn.mask if fn.mask is None or not_jax_tracer(fn.mask) else False
-        if mask is not False:
-            likelihood.check(
-                np.asarray(obs), name=name, mask=_full_mask(mask, expected)
-            )
+        likelihood.check(obs, name=name, mask=fn.keep)
     return jnp.asarray(obs)
 
 
@@ -111,12 +100,21 @@ def exact_targets(name: str, obs, fn):
     return jnp.asarray(obs)
 
 
-def _full_mask(mask, shape):
-    if mask is None:
-        return None
-    mask = np.asarray(mask)
-    mask = mask[:, None] if mask.ndim < len(shape) else mask
-    return np.broadcast_to(mask, shape)
+def rowwise(argument: str, site: str, value, shape: tuple[int, ...]):
+    """An argument of a site, one entry a row or one for each entry, as `shape`.
+
+    A value `(N,)` for a latent `(N, P)` follows the rows, also where N = P.
+    """
+    value = jnp.asarray(value)
+    allowed = (shape[:1], shape)
+    if value.shape not in allowed:
+        expected = " or ".join(str(s) for s in dict.fromkeys(allowed))
+        raise ValueError(
+            f"`{argument}` of site `{site}` must have shape {expected}; got "
+            f"{value.shape}."
+        )
+    finite(argument, value)
+    return jnp.broadcast_to(value[:, None] if value.ndim < len(shape) else value, shape)
 
 
 def _shape_hint(came, expected):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
@@ -49,8 +50,7 @@ def to_arviz(
     if stats:
         groups["sample_stats"] = stats
     names = fit.structure.observed
-    observed = observed_values(fit.model, fit.args, fit.kwargs, names)
-    groups["observed_data"] = {name: value for name, (value, _) in observed.items()}
+    groups["observed_data"] = observed_values(fit.model, fit.args, fit.kwargs)
     expected = {}
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
     if log_likelihood:
@@ -66,8 +66,12 @@ def to_arviz(
         warnings.simplefilter("ignore", UserWarning)
         idata = az.from_dict(**groups)
         if expected:
-            dims = ("chain", "draw", "row")
-            dataset = xr.Dataset({n: (dims, x) for n, x in expected.items()})
+            # The dimensions of `log_likelihood`, so that the two can be subtracted.
+            dims = idata.log_likelihood.dims
+            dataset = xr.Dataset(
+                {n: (("chain", "draw", f"{n}_dim_0"), x) for n, x in expected.items()},
+                coords={d: idata.log_likelihood[d] for d in dims},
+            )
             idata.add_groups(expected_log_likelihood=dataset)
     return idata
 
@@ -128,7 +132,7 @@ def _pointwise(fit: Fit, draws: dict, site: str):
     with single_blas_thread():
         draws = {name: jnp.asarray(x) for name, x in draws.items()}
         rows = pointwise(fit._problem(site), draws, fit._key)
-    return type(rows)(*(np.asarray(x) for x in rows))
+    return jax.tree.map(np.asarray, rows)
 
 
 def _predictive_draws(fit: Fit, shape):

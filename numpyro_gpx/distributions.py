@@ -26,18 +26,18 @@ class ExpectedLikelihood(dist.Distribution):
         latent: Marginals of the latent function, `(N,)` or `(N, P)`.
         likelihood: The likelihood.
         weights: Multiplies each row's terms, `(N,)`.
-        mask: Entries to keep, `(N,)` or `(N, P)`.
+        keep: Entries that count, of the shape of the targets; `mask` is NumPyro's own.
     """
 
-    pytree_data_fields = ("latent", "likelihood", "weights", "mask")
+    pytree_data_fields = ("latent", "likelihood", "weights", "keep")
 
     def __init__(
-        self, latent, likelihood, *, weights=None, mask=None, validate_args=None
+        self, latent, likelihood, *, weights=None, keep=None, validate_args=None
     ):
         self.latent = latent
         self.likelihood = likelihood
         self.weights = weights
-        self.mask = mask
+        self.keep = keep
         batch, event = latent.shape[:1], latent.shape[1:]
         if likelihood.latent_ndim == 1:
             event = ()
@@ -71,10 +71,10 @@ class ExpectedLikelihood(dist.Distribution):
 
     def _rows(self, value, log_density):
         """Sum `log_density` over the outputs of each row, masked and weighted."""
-        if self.mask is None:
+        if self.keep is None:
             rows = log_density(value)
         else:
-            keep = jnp.broadcast_to(_rowwise(self.mask, value), value.shape)
+            keep = jnp.broadcast_to(self.keep, value.shape)
             # Masked entries may be NaN: put a legal value there before they spread.
             filled = jnp.where(keep, value, _legal_value(self.support, value))
             rows = jnp.where(keep, log_density(filled), 0.0)
@@ -151,8 +151,9 @@ class ExactRegression(dist.Distribution):
         alpha = cho_solve((L, True), y - train.mean)
         f_mean = Ksf @ alpha + (self.mean if part is None else 0.0)
         cov = kernel(self.X) - V.T @ V if full_cov else None
+        cov_scale = jnp.mean(kernel.diag(self.X)) if full_cov else None
         f_var = positive(kernel.diag(self.X) - jnp.sum(V**2, axis=0))
-        return GaussianLatent(f_mean, f_var, cov)
+        return GaussianLatent(f_mean, f_var, cov, cov_scale=cov_scale)
 
     def leave_one_out_log_prob(self, y):
         r""":math:`\log p(y_n \mid y_{-n}, \theta)` of each row, `(N,)`.
@@ -180,11 +181,6 @@ class ExactRegression(dist.Distribution):
 
     def _joint(self):
         return dist.MultivariateNormal(self.mean, scale_tril=self._noisy_factor())
-
-
-def _rowwise(mask, value):
-    mask = jnp.asarray(mask)
-    return mask[:, None] if mask.ndim < value.ndim else mask
 
 
 def _legal_value(support, value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import jax.random as jr
 import numpy as np
 
 from numpyro_gpx.inducing import Data
+from numpyro_gpx.infer.blackjax_kernel import Blackjax
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.evaluate import Problem, latent_draws, parts_at, sites_at
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
@@ -22,8 +24,8 @@ from numpyro_gpx.prediction import Prediction
 
 __all__ = ["Estimate", "Fit", "predictive"]
 
-# Rows predicted at once. Inputs are padded to a multiple of it (small ones to a power of
-# two), so that calls with other numbers of rows reuse the compiled code.
+# Rows predicted at once. Inputs are padded to a multiple of it (small ones to a power
+# of two), so that calls with other numbers of rows reuse the compiled code.
 _CHUNK_ROWS = 1024
 
 
@@ -49,6 +51,7 @@ class Fit:
         info: What the engine recorded: losses, divergences, step sizes.
         batch_size: Rows of a minibatch, if the fit used any.
         sample_stats: Per-draw records `(chains, draws)`, for ArviZ.
+        structure: The model's sites, if they are known already.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Fit:
         info: dict[str, Any] | None = None,
         batch_size: int | None = None,
         sample_stats: dict | None = None,
+        structure: Structure | None = None,
     ):
         self.model = model
         self.args, self.kwargs = args, kwargs
@@ -76,7 +80,7 @@ class Fit:
         self.info = info or {}
         self.batch_size = batch_size
         self.sample_stats = sample_stats or {}
-        self.structure: Structure = inspect_model(model, args, kwargs)
+        self.structure = structure or inspect_model(model, args, kwargs)
         self._components: dict[int | None, Any] = {}
 
     def __repr__(self) -> str:
@@ -126,7 +130,7 @@ class Fit:
         extra = mcmc.get_extra_fields(group_by_chain=True)
         return cls(
             model, args, kwargs, ChainPosterior(draws),
-            engine=engine or type(mcmc.sampler).__name__.lower(),
+            engine=engine or engine_name(mcmc.sampler),
             params=params, batch_size=batch_size,
             sample_stats={name: np.asarray(x) for name, x in extra.items()},
         )  # fmt: skip
@@ -147,7 +151,7 @@ class Fit:
         """How the draws relate to the target density."""
         if self.engine in ("svi", "lbfgs"):
             return "variational"
-        if self.engine in ("sghmc", "sgld", "sgnht"):
+        if self.engine in _BIASED:
             return "biased by the step size"
         return "asymptotically exact"
 
@@ -187,10 +191,11 @@ class Fit:
         components = self._global_components(num_components)
         chunks, sizes = [], []
         with single_blas_thread():
-            for part, size in _row_chunks(args, kwargs, chunk_rows):
-                chunks.append(
-                    sites_at(problem, components, *part, self._key, latent=latent)
+            for (rows, options), size in _row_chunks(args, kwargs, chunk_rows):
+                fn = sites_at(
+                    problem, components, rows, options, self._key, latent=latent
                 )
+                chunks.append(fn)
                 sizes.append(size)
         return Prediction(chunks, sizes, self._key)
 
@@ -342,6 +347,17 @@ class Fit:
         return self._components[number]
 
 
+# Samplers without an accept step.
+_BIASED = ("csgld", "mclmc", "sghmc", "sgld", "sgnht")
+
+
+def engine_name(kernel) -> str:
+    """What reports call a kernel: its own name, for `Blackjax` the algorithm's."""
+    if isinstance(kernel, Blackjax):
+        return kernel.name
+    return type(kernel).__name__.lower()
+
+
 def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:
     """Posterior predictive draws from raw draws, done right.
 
@@ -385,8 +401,8 @@ def _row_chunks(args, kwargs, chunk_rows):
         raise ValueError("Pass the model's arguments, as in `fit.predict(X_test)`.")
     num_rows = np.shape(args[0])[0]
 
-    def rowwise(x):
-        return np.ndim(x) > 0 and np.shape(x)[0] == num_rows
+    def rows(x, index):
+        return x[index] if np.ndim(x) > 0 and np.shape(x)[0] == num_rows else x
 
     if chunk_rows is None:
         yield (args, kwargs), num_rows
@@ -394,5 +410,5 @@ def _row_chunks(args, kwargs, chunk_rows):
     size = min(chunk_rows, 1 << (num_rows - 1).bit_length())
     for start in range(0, num_rows, size):
         index = np.minimum(np.arange(start, start + size), num_rows - 1)
-        cut = jax.tree.map(lambda x: x[index] if rowwise(x) else x, (args, kwargs))
+        cut = jax.tree.map(functools.partial(rows, index=index), (args, kwargs))
         yield cut, min(size, num_rows - start)

@@ -6,6 +6,8 @@ mixture of Gaussians, one component for each Gauss-Hermite node of its first fac
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +19,7 @@ from jaxtyping import Array, Float
 from numpyro_gpx.cubature import gauss_hermite
 from numpyro_gpx.linalg import safe_cholesky
 
-__all__ = ["GaussianLatent", "Latent", "MixtureLatent", "as_latent"]
+__all__ = ["GaussianLatent", "Latent", "MixtureLatent", "as_latent", "known_function"]
 
 # Exact for Gaussian likelihoods (polynomials), and enough for smooth links.
 _PRODUCT_NODES = 20
@@ -25,6 +27,30 @@ _PRODUCT_NODES = 20
 
 class Latent(eqx.Module):
     """Marginals of one or more latent functions at N rows: `(N,)` or `(N, P)`."""
+
+    # NumPy leaves `array + latent` to `__radd__`, instead of adding entry by entry.
+    __array_ufunc__ = None
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """`(N,)` or `(N, P)`."""
+
+    @abc.abstractmethod
+    def components(self) -> tuple[Array, Array, Array]:
+        """Log weights `(S,)`, means and variances `(S, N, *P)` of the mixture."""
+
+    @abc.abstractmethod
+    def sample(self, key, sample_shape=()) -> Array:
+        """Draw `f`, of shape `sample_shape + shape`."""
+
+    @abc.abstractmethod
+    def __add__(self, other) -> Latent:
+        """The sum with an independent latent, or with a known function."""
+
+    @abc.abstractmethod
+    def __mul__(self, other) -> Latent:
+        """The product with an independent latent, or with a known function."""
 
     def __radd__(self, other):
         return self + other
@@ -34,6 +60,9 @@ class Latent(eqx.Module):
 
     def __sub__(self, other):
         return self + (-1.0) * other
+
+    def __rsub__(self, other):
+        return other + (-1.0) * self
 
     def __neg__(self):
         return (-1.0) * self
@@ -49,20 +78,21 @@ class GaussianLatent(Latent):
         sources: The pairs (GP, X) that were added up, apart from a known shift; empty
             after other arithmetic.
         sites: Names of the GP sites involved; independence is read off them.
+        cov_scale: Prior variance that `cov` was subtracted from, for its jitter.
     """
 
-    mean: Float[Array, N *P]
-    var: Float[Array, N *P]
+    mean: Float[Array, " N *P"]
+    var: Float[Array, " N *P"]
     cov: Array | None = None
     sources: tuple[tuple[Any, Array], ...] = ()
     sites: frozenset = eqx.field(static=True, default=frozenset())
+    cov_scale: Float[Array, ""] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.mean.shape
 
     def components(self):
-        """Log weights `(1,)`, means and variances `(1, N, ...)` of the mixture."""
         return jnp.zeros(1, self.mean.dtype), self.mean[None], self.var[None]
 
     def sample(self, key, sample_shape=()) -> Array:
@@ -74,7 +104,7 @@ class GaussianLatent(Latent):
         """Give standard normal `noise` `(..., N, *P)` the covariance of the rows."""
         if self.cov is None:
             return jnp.sqrt(self.var) * noise
-        L = safe_cholesky(self.cov)
+        L = safe_cholesky(self.cov, self.cov_scale)
         if self.cov.ndim == 2:
             return jnp.einsum("nm,...m->...n", L, noise)
         return jnp.einsum("pnm,...mp->...np", L, noise)
@@ -82,17 +112,18 @@ class GaussianLatent(Latent):
     def __add__(self, other):
         if isinstance(other, MixtureLatent):
             return other + self
-        if not isinstance(other, Latent):
+        if not isinstance(other, GaussianLatent):
             mean, var = jnp.broadcast_arrays(self.mean + other, self.var)
-            return GaussianLatent(mean, var, self.cov, self.sources, self.sites)
+            return dataclasses.replace(self, mean=mean, var=var)
         sites = _independent(self, other, "added")
-        both = self.cov is not None and other.cov is not None
-        cov = self.cov + other.cov if both else None
+        cov = cov_scale = None
+        if self.cov is not None and other.cov is not None:
+            cov = self.cov + other.cov
+            cov_scale = _sum_of_scales(self.cov_scale, other.cov_scale)
         known = self.sources and other.sources
         sources = self.sources + other.sources if known else ()
-        return GaussianLatent(
-            self.mean + other.mean, self.var + other.var, cov, sources, sites
-        )
+        mean, var = self.mean + other.mean, self.var + other.var
+        return GaussianLatent(mean, var, cov, sources, sites, cov_scale)
 
     def __mul__(self, other):
         if isinstance(other, MixtureLatent):
@@ -100,10 +131,12 @@ class GaussianLatent(Latent):
         if isinstance(other, Latent):
             return _as_mixture(self) * other
         factor = jnp.asarray(other, self.mean.dtype)
-        cov = None if self.cov is None or factor.ndim else factor**2 * self.cov
-        return GaussianLatent(
-            factor * self.mean, factor**2 * self.var, cov, (), self.sites
-        )
+        cov = cov_scale = None
+        if self.cov is not None and factor.ndim == 0:
+            cov = factor**2 * self.cov
+            cov_scale = None if self.cov_scale is None else factor**2 * self.cov_scale
+        mean, var = factor * self.mean, factor**2 * self.var
+        return GaussianLatent(mean, var, cov, (), self.sites, cov_scale)
 
 
 class MixtureLatent(Latent):
@@ -164,11 +197,9 @@ class MixtureLatent(Latent):
         sites = _independent(self, other, "multiplied")
         nodes, weights = gauss_hermite(_PRODUCT_NODES)
         dtype = self.means.dtype
-        nodes = jnp.asarray(nodes, dtype)[:, None].reshape(
-            (-1,) + (1,) * self.means.ndim
-        )
+        x = jnp.asarray(nodes, dtype).reshape((-1,) + (1,) * self.means.ndim)
         # Given the first factor the product is Gaussian: g = a f, f ~ N(m, s).
-        a = self.means + nodes * jnp.sqrt(self.variances)  # (Q, S, N, *P)
+        a = self.means + x * jnp.sqrt(self.variances)  # (Q, S, N, *P)
         a = a.reshape((-1,) + self.shape)
         log_weights = jnp.log(jnp.asarray(weights, dtype))[:, None] + self.log_weights
         log_w, means, variances = other.components()
@@ -180,8 +211,11 @@ class MixtureLatent(Latent):
 
 def as_latent(value) -> Latent:
     """`value` itself, or a known function (an array) as a latent without variance."""
-    if isinstance(value, Latent):
-        return value
+    return value if isinstance(value, Latent) else known_function(value)
+
+
+def known_function(value) -> GaussianLatent:
+    """A function whose values are known, as a latent without variance."""
     mean = jnp.asarray(value)
     if not jnp.issubdtype(mean.dtype, jnp.floating):
         mean = mean.astype(jnp.result_type(float))
@@ -189,8 +223,13 @@ def as_latent(value) -> Latent:
     return GaussianLatent(mean, tiny)
 
 
+def _sum_of_scales(first, second):
+    return None if first is None or second is None else first + second
+
+
 def _as_mixture(latent):
-    return MixtureLatent(*latent.components(), latent.sites)
+    log_weights, means, variances = latent.components()
+    return MixtureLatent(log_weights, means, variances, latent.sites)
 
 
 def _pairs(first, second, combine):

@@ -70,9 +70,18 @@ class Factor(NamedTuple):
     W: Array
 
 
-def safe_cholesky(K: Float[Array, "*B M M"]) -> Float[Array, "*B M M"]:
-    """Lower Cholesky factor of `K` plus the jitter."""
-    return jnp.linalg.cholesky(_with_jitter(K))
+def safe_cholesky(
+    K: Float[Array, "*B M M"], scale: Float[Array, ""] | None = None
+) -> Float[Array, "*B M M"]:
+    """Lower Cholesky factor of `K` plus the jitter.
+
+    Args:
+        K: Symmetric matrices.
+        scale: What the jitter is relative to; the mean of the diagonal if left out. A
+            difference of covariances needs the scale of what was subtracted, since it
+            has that one's rounding errors.
+    """
+    return jnp.linalg.cholesky(_with_jitter(K, scale))
 
 
 def factorise(K: Float[Array, "*B M M"]) -> Factor:
@@ -89,17 +98,20 @@ def positive(variance: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return jnp.maximum(variance, jnp.finfo(variance.dtype).eps ** 2)
 
 
-def _with_jitter(K):
-    mean_diagonal = jnp.trace(K, axis1=-2, axis2=-1)[..., None, None] / K.shape[-1]
-    eye = jnp.eye(K.shape[-1], dtype=K.dtype)
-    return K + current_jitter(K.dtype) * mean_diagonal * eye
+def _with_jitter(K, scale=None):
+    if scale is None:
+        scale = jnp.trace(K, axis1=-2, axis2=-1)[..., None, None] / K.shape[-1]
+    return K + current_jitter(K.dtype) * scale * _eye_like(K)
+
+
+def _eye_like(K):
+    return jnp.broadcast_to(jnp.eye(K.shape[-1], dtype=K.dtype), K.shape)
 
 
 @jax.custom_jvp
 def _factorise(K):
     L = jnp.linalg.cholesky(K)
-    eye = jnp.broadcast_to(jnp.eye(K.shape[-1], dtype=K.dtype), K.shape)
-    return Factor(L, solve_triangular(L, eye, lower=True))
+    return Factor(L, solve_triangular(L, _eye_like(K), lower=True))
 
 
 @_factorise.defjvp
@@ -110,5 +122,5 @@ def _factorise_jvp(primals, tangents):
     L, W = _factorise(K)
     dK = 0.5 * (dK + jnp.swapaxes(dK, -1, -2))
     G = jnp.tril(W @ dK @ jnp.swapaxes(W, -1, -2))
-    G = G - 0.5 * G * jnp.eye(K.shape[-1], dtype=K.dtype)
+    G = G - 0.5 * G * _eye_like(K)
     return Factor(L, W), Factor(L @ G, -G @ W)

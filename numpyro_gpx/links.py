@@ -18,6 +18,7 @@ __all__ = [
 
 import abc
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
@@ -112,7 +113,12 @@ class Probit(ProbabilityLink):
         return log_normal_cdf(-f)
 
 
-_NAMED = {"exp": Exp, "logit": Logit, "probit": Probit, "softplus": Softplus}
+_NAMED: dict[str, Callable[[], Link]] = {
+    "exp": Exp,
+    "logit": Logit,
+    "probit": Probit,
+    "softplus": Softplus,
+}
 
 
 def get_link(link: str | Link) -> Link:

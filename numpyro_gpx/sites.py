@@ -8,6 +8,7 @@ sites that are drawn afresh for every evaluation of the density.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
+from numpyro.primitives import Messenger
 
 from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief
@@ -23,7 +25,7 @@ from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
 from numpyro_gpx.functions import current_function_key
 from numpyro_gpx.inducing import Inducing
 from numpyro_gpx.kernels import Kernel
-from numpyro_gpx.latents import GaussianLatent, Latent, as_latent
+from numpyro_gpx.latents import GaussianLatent, Latent, as_latent, known_function
 from numpyro_gpx.likelihoods import Likelihood
 from numpyro_gpx.means import Mean, Zero
 
@@ -62,10 +64,10 @@ class GP(eqx.Module):
         key = current_function_key(self.name)
         if key is not None:
             joint = conditional(self.prior, X, self.whitened, full_cov=True)
-            return as_latent(joint.sample(key))
+            return known_function(joint.sample(key))
         latent = conditional(self.prior, X, self.whitened, full_cov=full_cov)
-        return GaussianLatent(
-            latent.mean, latent.var, latent.cov, ((self, X),), frozenset([self.name])
+        return dataclasses.replace(
+            latent, sources=((self, X),), sites=frozenset([self.name])
         )
 
     def part(self, index: int, X, *, full_cov: bool = False) -> GaussianLatent:
@@ -118,20 +120,38 @@ def gp(
     checks.instance("inducing", inducing, Inducing, "such as gpx.inducing.Points(Z)")
     mean = Zero() if mean is None else mean
     prior = SparsePrior.create(kernels, inducing, mean)
-    shape = (inducing.num_inducing,)
-    shape = shape if num_outputs is None else (num_outputs, *shape)
+    outputs = () if num_outputs is None else (num_outputs,)
+    shape = (*outputs, inducing.num_inducing)
     if whiten:
         zeros = jnp.zeros(shape, prior.factor.L.dtype)
-        fn = dist.Normal(zeros, jnp.ones_like(zeros)).to_event(len(shape))
+        base = dist.Normal(zeros, jnp.ones_like(zeros), validate_args=False)
+        fn = base.to_event(len(shape))
     else:
         base = dist.MultivariateNormal(
-            prior.inducing_mean(num_outputs), scale_tril=prior.factor.L
+            prior.inducing_mean(num_outputs),
+            scale_tril=prior.factor.L,
+            validate_args=False,
         )
         fn = base.to_event(len(shape) - 1)
-    value = numpyro.sample(name, fn, infer={"gp": GPSite(prior, num_outputs, whiten)})
+    seen = _NameSeen()
+    with seen:
+        value = numpyro.sample(
+            name, fn, infer={"gp": GPSite(prior, num_outputs, whiten)}
+        )
+    name = seen.name
     if not isinstance(value, Belief):
         checks.site_value(name, value, shape)
     return GP(name, prior, value, whiten)
+
+
+class _NameSeen(Messenger):
+    """Learns what a site is called once `scope` and the like have renamed it."""
+
+    name = ""
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "sample":
+            self.name = msg["name"]
 
 
 class GPSite(eqx.Module):
@@ -170,17 +190,21 @@ def observe(
     Returns:
         The observed or drawn targets.
     """
-    latent = as_latent(latent)
+    checks.instance("likelihood", likelihood, Likelihood, "of gpx.likelihoods")
+    f = as_latent(latent)
     if offset is not None:
-        checks.finite("offset", offset)
-        latent = latent + jnp.asarray(offset)
-    fn = ExpectedLikelihood(latent, likelihood, weights=weights, mask=mask)
+        f = f + checks.rowwise("offset", name, offset, f.shape)
+    if weights is not None:
+        weights = checks.rowwise("weights", name, weights, f.shape[:1])
+    if mask is not None:
+        mask = checks.rowwise("mask", name, mask, f.shape)
+    fn = ExpectedLikelihood(f, likelihood, weights=weights, keep=mask)
     if obs is not None:
         obs = checks.targets(name, obs, fn, likelihood)
     return numpyro.sample(name, fn, obs=obs)
 
 
-def propagate(name: str, latent: Latent) -> Array:
+def propagate(name: str, latent: GaussianLatent) -> Array:
     r"""Draw a latent function to pass it on, as between the layers of a deep GP.
 
     Registers `name/noise` :math:`\varepsilon \sim \mathcal N(0, 1)`, which engines draw

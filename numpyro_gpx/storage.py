@@ -40,20 +40,23 @@ def save_fit(fit: Fit, path) -> None:
         "sample_stats": _store_all(arrays, "sample_stats", fit.sample_stats),
         "info": {n: _store(arrays, f"info/{n}", x) for n, x in fit.info.items()},
     }
-    guide = fit.posterior.guide if isinstance(fit.posterior, GuidePosterior) else None
-    if (
-        isinstance(guide, guides.GaussianGuide)
-        and type(guide).__name__ in guides.__all__
-    ):
+    posterior = fit.posterior
+    has_guide = isinstance(posterior, GuidePosterior)
+    if isinstance(posterior, GuidePosterior) and _can_be_rebuilt(posterior.guide):
+        guide = posterior.guide
         record["guide"] = {"name": type(guide).__name__, "config": guide.config}
-        arrays["guide_key"] = np.asarray(jr.key_data(fit.posterior.key))
+        arrays["guide_key"] = np.asarray(jr.key_data(posterior.key))
     else:
-        draws = fit.chains(None if guide is None else 1000)
+        draws = fit.chains(1000 if has_guide else None)
         record["draws"] = _store_all(arrays, "draws", draws)
-        record["independent"] = fit.posterior.independent
+        record["independent"] = posterior.independent
     # A file object, since `savez` appends ".npz" to names that lack it.
     with open(path, "wb") as file:
-        np.savez_compressed(file, record=json.dumps(record), **arrays)
+        np.savez_compressed(
+            file,
+            record=json.dumps(record),
+            **arrays,  # type: ignore[arg-type]  # NumPy's stub: may be `allow_pickle`
+        )
 
 
 def load_fit(path, model) -> Fit:
@@ -85,6 +88,11 @@ def load_fit(path, model) -> Fit:
     )  # fmt: skip
 
 
+def _can_be_rebuilt(guide) -> bool:
+    known = type(guide).__name__ in guides.__all__
+    return known and isinstance(guide, guides.GaussianGuide)
+
+
 def _posterior(record, arrays, model, args, kwargs, params):
     if "guide" in record:
         kind = getattr(guides, record["guide"]["name"])
@@ -112,8 +120,8 @@ def _store(arrays, name, x):
         arrays[name] = np.asarray(x)
         return {"array": name}
     raise ValueError(
-        f"`{name}` of the fit cannot be saved: only arrays, numbers, texts and None can; "
-        f"got {type(x).__name__}. Close over it in the model instead."
+        f"`{name}` of the fit cannot be saved: only arrays, numbers, texts and None "
+        f"can; got {type(x).__name__}. Close over it in the model instead."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,6 +16,12 @@ __all__ = ["Data", "Inducing", "Points"]
 
 class Inducing(eqx.Module):
     """Something the GP is summarised by. `Kuu` and `Kuf` are dispatched on it."""
+
+    if TYPE_CHECKING:
+        # A field of `Points`, a property of `Data`: when run, no base can say both.
+        @property
+        def Z(self) -> Array:
+            """Inducing inputs `(M, D)`, where the mean function is evaluated."""
 
     @property
     @abc.abstractmethod

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.flatten_util import ravel_pytree
-from numpyro.infer import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.infer.target import Target, draw_batch
 
 __all__ = ["Blackjax", "BlackjaxState"]
@@ -47,14 +47,15 @@ class Blackjax(MCMCKernel):
         params: Values of the model's `numpyro.param`s.
 
     Elliptical slice sampling needs every latent site to be a whitened GP site: fix the
-    hyperparameters with `numpyro.handlers.condition`, or use it in `numpyro.infer.Gibbs`.
+    hyperparameters with `numpyro.handlers.condition`, or use it in
+    `numpyro.infer.Gibbs`.
     """
 
     sample_field = "z"
 
     def __init__(
         self, model, algorithm, *, parameters: dict | None = None, num_steps: int = 1,
-        init_strategy=init_to_median, init_values=None, params=None,
+        init_strategy=init_to_prior_median, init_values=None, params=None,
     ):  # fmt: skip
         self.model = model
         self.algorithm = algorithm
@@ -64,6 +65,11 @@ class Blackjax(MCMCKernel):
         self.init_values = init_values or {}
         self.params = params
         self._kind = _kind(algorithm)
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm, as blackjax calls its module."""
+        return _inner(self.algorithm).__module__.rsplit(".", 1)[-1]
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         target = self._target(model_args, model_kwargs)
@@ -142,10 +148,9 @@ class Blackjax(MCMCKernel):
             inner = algorithm.step(key_step, state.inner, batch, **self._stepped_with)
         else:
             inner, _ = algorithm.step(key, state.inner)
-        position = inner if isinstance(inner, dict) else inner.position
         if self._kind == "elliptical":
-            position = ravel_pytree(state.z)[1](position)
-        return position, inner
+            return ravel_pytree(state.z)[1](inner.position), inner
+        return inner if isinstance(inner, dict) else inner.position, inner
 
     @property
     def _built_from(self):
@@ -192,9 +197,12 @@ def _kind(algorithm) -> str:
 
 
 def _arguments(algorithm) -> list[str]:
+    return list(inspect.signature(_inner(algorithm)).parameters)
+
+
+def _inner(algorithm):
     # blackjax wraps its samplers; the function with the real arguments is inside.
-    inner = getattr(algorithm, "differentiable", algorithm)
-    return list(inspect.signature(inner).parameters)
+    return getattr(algorithm, "differentiable", algorithm)
 
 
 def _gradient_estimator(target):
@@ -211,7 +219,7 @@ def _check_whitened(target):
     others = [n for n in target.structure.latents if n not in target.structure.gps]
     if others:
         raise ValueError(
-            "Elliptical slice sampling needs standard normal sites only; the model also "
-            f"has {others}. Fix them with `numpyro.handlers.condition`, or sample in "
-            "turns with `numpyro.infer.Gibbs`."
+            "Elliptical slice sampling needs standard normal sites only; the model "
+            f"also has {others}. Fix them with `numpyro.handlers.condition`, or sample "
+            "in turns with `numpyro.infer.Gibbs`."
         )

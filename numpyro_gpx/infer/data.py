@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import equinox as eqx
@@ -11,10 +12,15 @@ import numpy as np
 
 from numpyro_gpx import checks
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
-from numpyro_gpx.infer.structure import abstract_trace, arrays_and_rest
+from numpyro_gpx.infer.structure import (
+    Structure,
+    arrays_and_rest,
+    inspect_model,
+    structure_of,
+)
 from numpyro_gpx.infer.target import trace_model
 
-__all__ = ["as_arrays", "check_data", "observed_values"]
+__all__ = ["as_arrays", "check_batched", "check_data", "observed_values"]
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -35,8 +41,8 @@ def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     )
 
 
-def check_data(model, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
-    """Check every array and every observed site; return the observed values.
+def check_data(model, args: tuple, kwargs: dict) -> Structure:
+    """Check every array and every observed site; return the model's structure.
 
     Args:
         model: The model.
@@ -46,48 +52,74 @@ def check_data(model, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
     Raises:
         ValueError: With the argument or site, what came and what was expected.
     """
-    for i, x in enumerate(args[:1]):
+    if args and eqx.is_array(args[0]):
         # The first argument is the inputs by convention; they have no mask.
-        if eqx.is_array(x):
-            checks.finite("X" if i == 0 else f"argument {i}", x)
-    trace = abstract_trace(model, args, kwargs)
-    observed = {
-        name: site["fn"]
-        for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"]
-    }
-    if not observed:
+        checks.finite("X", args[0])
+    trace, values = _observed(model, args, kwargs)
+    if not values:
         raise ValueError(
             "The model observes nothing. Pass the targets, as in "
             "`fit_svi(model, guide, X, y, ...)`, and hand them to `gpx.observe(obs=y)`."
         )
-    values = observed_values(model, args, kwargs, tuple(observed))
-    for name, fn in observed.items():
-        value, mask = values[name]
+    for name, (value, mask) in values.items():
+        fn = trace[name]["fn"]
         if isinstance(fn, ExpectedLikelihood):
             fn.likelihood.check(value, name=name, mask=mask)
         elif isinstance(fn, ExactRegression):
             checks.finite(name, value)
-    return {name: value for name, (value, _) in values.items()}
+    return structure_of(trace)
 
 
-def observed_values(model, args, kwargs, names: tuple[str, ...]) -> dict[str, Any]:
-    """Targets and masks of the observed sites, as the model hands them over.
+def check_batched(model, args, kwargs, structure, batch_size):
+    """The structure under minibatches; an error if the model does not take them."""
+    if batch_size is None:
+        return structure
+    accepted = inspect.signature(model).parameters
+    if "batch_size" not in accepted and not any(
+        p.kind is p.VAR_KEYWORD for p in accepted.values()
+    ):
+        raise ValueError(
+            "`batch_size` was given, but the model does not take it. Write "
+            "`def model(X, y=None, *, batch_size=None)` and pass it to the plate as "
+            "`subsample_size=batch_size`."
+        )
+    structure = inspect_model(model, args, kwargs)
+    if not structure.plates:
+        raise ValueError(
+            f"`batch_size={batch_size}` was given, but no plate of the model "
+            "subsamples. Write `with numpyro.plate('data', X.shape[0], "
+            "subsample_size=batch_size) as i:` and use `X[i]`; `batch_size` must be "
+            "smaller than the number of rows."
+        )
+    return structure
+
+
+def observed_values(model, args, kwargs) -> dict[str, np.ndarray]:
+    """Targets of the observed sites, as the model hands them over."""
+    return {name: y for name, (y, _) in _observed(model, args, kwargs)[1].items()}
+
+
+def _observed(model, args, kwargs):
+    """The abstract trace, and concrete targets and masks of the observed sites.
 
     Compiled, so that XLA drops everything but the targets.
     """
     dynamic, static = arrays_and_rest(args, kwargs)
+    trace: dict[str, Any] = {}
 
     @jax.jit
     def run(dynamic):
         args, kwargs = eqx.combine(dynamic, static)
-        trace = trace_model(model, args, kwargs, {}, jr.key(0))
+        trace.update(trace_model(model, args, kwargs, {}, jr.key(0)))
         return {
-            name: (trace[name]["value"], _mask(trace[name]["fn"])) for name in names
+            name: (site["value"], _mask(site["fn"]))
+            for name, site in trace.items()
+            if site["type"] == "sample" and site["is_observed"]
         }
 
-    return jax.tree.map(np.asarray, run(dynamic))
+    values = jax.tree.map(np.asarray, run(dynamic))
+    return trace, values
 
 
 def _mask(fn):
-    return fn.mask if isinstance(fn, ExpectedLikelihood) else None
+    return fn.keep if isinstance(fn, ExpectedLikelihood) else None

@@ -136,11 +136,20 @@ def pointwise(problem: Problem, draws, key) -> Pointwise:
 
 
 def _map(fn, components, key):
-    number = jax.tree.leaves(components)[0].shape[0]
+    """Evaluate `fn(component, key)` for each component, a bounded number at once."""
+    leaves = jax.tree.leaves(components)
+    number = leaves[0].shape[0] if leaves else 1  # a model without latent sites
     keys = jr.split(key, number)
-    return jax.lax.map(
-        lambda pair: fn(*pair), (components, keys), batch_size=min(_BATCH, number)
+    if number <= _BATCH:
+        return jax.vmap(fn, axis_size=number)(components, keys)
+    # Filled up to whole batches: `lax.map` would compile a remainder separately.
+    rounds = -(-number // _BATCH)
+    index = jnp.arange(rounds * _BATCH) % number
+    batches = jax.tree.map(
+        lambda x: x[index].reshape(rounds, _BATCH, *x.shape[1:]), (components, keys)
     )
+    out = jax.lax.map(lambda pair: jax.vmap(fn)(*pair), batches)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], out)
 
 
 def _trace(problem, component, args, kwargs, key):

@@ -6,18 +6,37 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import scipy.stats
+from numpyro.primitives import Messenger
 
 from numpyro_gpx.infer.structure import Structure
 
-__all__ = ["noise_sets"]
+__all__ = ["as_latent_noise", "noise_sets"]
+
+
+def as_latent_noise(model):
+    """The model with its noise sites as ordinary latent sites (target B)."""
+
+    def seen(*args, **kwargs):
+        with _Unmarked():
+            return model(*args, **kwargs)
+
+    return seen
+
+
+class _Unmarked(Messenger):
+    """Takes the mark off noise sites."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["infer"].get("noise"):
+            msg["infer"] = {k: v for k, v in msg["infer"].items() if k != "noise"}
 
 
 def noise_sets(key, structure: Structure, num_sets: int) -> dict:
     """Standard normal noise `(S, N, ...)` for every noise site.
 
-    A Sobol sequence over the entries of one row (all layers together), shifted at random
-    and separately for each row, so that the S values of a row fill its space evenly
-    while rows stay independent.
+    A Sobol sequence over the entries of one row (all layers together), shifted at
+    random and separately for each row, so that the S values of a row fill its space
+    evenly while rows stay independent.
 
     Args:
         key: Fixes the sets.

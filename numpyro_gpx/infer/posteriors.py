@@ -1,7 +1,7 @@
 """What a fit knows of the posterior: chains of draws, or a guide with parameters.
 
-Both give draws, and both give *components* for predictions: a dictionary of site values,
-draws or beliefs, with a leading axis over components that are averaged.
+Both give draws, and both give *components* for predictions: a dictionary of site
+values, draws or beliefs, with a leading axis over components that are averaged.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ class ChainPosterior(Posterior):
         self.independent = independent
 
     def chains(self, num_draws=None):
-        if num_draws is None:
+        if num_draws is None or not self.draws:
             return self.draws
         num_chains, length = next(iter(self.draws.values())).shape[:2]
         index = _evenly(length, -(-num_draws // num_chains))
         return {name: x[:, index] for name, x in self.draws.items()}
 
     def components(self, num_components=None):
+        if not self.draws:  # a model without latent sites
+            return {}
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.draws.items()}
         total = next(iter(flat.values())).shape[0]
         index = _evenly(total, num_components or _MAX_CHAIN_COMPONENTS)
@@ -101,7 +103,7 @@ class GuidePosterior(Posterior):
         self.jitter = jitter
 
     @property
-    def _call(self):
+    def _call(self) -> tuple[Any, dict, tuple, dict, float | None]:
         return self.guide, self.params, self.args, self.kwargs, self.jitter
 
     def chains(self, num_draws=None):

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from numpyro_gpx.infer.starts import initial_values
 from numpyro_gpx.infer.structure import inspect_model
-from numpyro_gpx.infer.target import initial_values, trace_model
+from numpyro_gpx.infer.target import trace_model
 from numpyro_gpx.linalg import current_jitter, explicit_jitter, jitter
 
 __all__ = ["NotFinite", "with_retry"]
@@ -73,10 +74,11 @@ def _diagnosis(model, args, kwargs, params) -> str:
         L = np.asarray(prior.factor.L)
         Z = np.asarray(prior.inducing.Z)
         repeated = Z.shape[0] - np.unique(Z, axis=0).shape[0]
+        smallest = np.abs(np.diagonal(L, 0, -2, -1)).min()
         state = (
-            "could not be factorised"
-            if not np.all(np.isfinite(L))
-            else f"has a factor with diagonal down to {np.abs(np.diagonal(L, 0, -2, -1)).min():.1e}"
+            f"has a factor with diagonal down to {smallest:.1e}"
+            if np.all(np.isfinite(L))
+            else "could not be factorised"
         )
         reports.append(
             f"GP site `{name}` (kernel {kernel}, {Z.shape[0]} inducing inputs, "

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, init_to_median, init_to_value
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import as_arrays, check_data
+from numpyro_gpx.fit import Fit, engine_name
+from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
+from numpyro_gpx.infer.noise import as_latent_noise
 from numpyro_gpx.infer.noise import noise_sets as make_noise_sets
 from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.infer.retry import NotFinite, with_retry
@@ -67,23 +67,23 @@ def fit_nuts(
     params = _params(params)
     structure = inspect_model(model, args, kwargs)
     require_params(structure, params)
-    averaged = bool(structure.noise) and noise_sets is not None
-    options = dict(
-        target_accept_prob=target_accept_prob,
-        dense_mass=dense_mass,
-        max_tree_depth=max_tree_depth,
-    )
+    num_sets = noise_sets if structure.noise else None
+    sampled = bool(structure.noise) and num_sets is None
+    visible = as_latent_noise(model) if sampled else model
 
     def make_kernel(key):
-        if averaged:
-            noise = make_noise_sets(key, structure, noise_sets)
-            target = Target(model, args, kwargs, params=params, noise=noise)
-            return NUTS(
-                potential_fn=lambda z: -target.log_density(z), **options
-            ), target
-        start = init_to_median if init is None else init_to_value(values=_mean(init))
-        fixed = handlers.substitute(model, data=params) if params else model
-        return NUTS(fixed, init_strategy=start, **options), None
+        noise = None if num_sets is None else make_noise_sets(key, structure, num_sets)
+        target = Target(visible, args, kwargs, params=params, noise=noise)
+        # A potential instead of the model: NumPyro runs models eagerly to set them up,
+        # compiling operation by operation.
+        potential = jax.jit(lambda z: -target.log_density(z))
+        kernel = NUTS(
+            potential_fn=potential,
+            target_accept_prob=target_accept_prob,
+            dense_mass=dense_mass,
+            max_tree_depth=max_tree_depth,
+        )
+        return kernel, target
 
     fit = _fit(
         make_kernel, model, args, kwargs, key,
@@ -91,7 +91,7 @@ def fit_nuts(
         params=params, init=init, progress=progress, engine="nuts",
     )  # fmt: skip
     if structure.noise:
-        fit.info["noise"] = f"A, {noise_sets} noise sets" if averaged else "B"
+        fit.info["noise"] = "B" if sampled else f"A, {num_sets} noise sets"
     return fit
 
 
@@ -100,12 +100,12 @@ def fit_sghmc(
     *args,
     key,
     batch_size: int | None = None,
-    num_warmup: int = 1000,
+    num_warmup: int = 500,
     num_samples: int = 1000,
     num_chains: int = 2,
-    step_size: float = 0.1,
-    friction: float = 1.0,
-    num_steps: int = 10,
+    step_size: float = 0.2,
+    friction: float = 0.3,
+    num_steps: int = 20,
     params: Fit | dict | None = None,
     init: Fit | None = None,
     progress: bool = True,
@@ -180,7 +180,7 @@ def fit_mcmc(
         lambda key: (kernel, None), kernel.model, args, kwargs, key,
         batch_size=batch_size, num_warmup=num_warmup, num_samples=num_samples,
         num_chains=num_chains, params=params, init=init, progress=progress,
-        engine=engine or type(kernel).__name__.lower(),
+        engine=engine or engine_name(kernel),
     )  # fmt: skip
 
 
@@ -189,9 +189,9 @@ def _fit(
     params, init, progress, engine, batch_size=None,
 ):  # fmt: skip
     started = time.perf_counter()
-    check_data(model, args, kwargs)
+    whole = check_data(model, args, kwargs)
     batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
-    structure = inspect_model(model, args, batched)
+    structure = check_batched(model, args, batched, whole, batch_size)
     require_params(structure, params)
     key_run, key_kernel, key_init = jr.split(key, 3)
 
@@ -213,7 +213,7 @@ def _fit(
         model, args, kwargs, ChainPosterior(draws),
         engine=engine, params=params, jitter=jitter, batch_size=batch_size,
         seconds=time.perf_counter() - started, sample_stats=stats,
-        info={"num_warmup": num_warmup},
+        info={"num_warmup": num_warmup}, structure=whole,
     )  # fmt: skip
 
 
@@ -259,10 +259,6 @@ def _params(params: Fit | dict | None) -> dict[str, Any]:
     return dict(params.params) if isinstance(params, Fit) else dict(params or {})
 
 
-def _mean(fit: Fit) -> dict:
-    return {name: jnp.asarray(x.mean(axis=0)) for name, x in fit.draws().items()}
-
-
 def _chain_starts(key, init, structure, num_chains):
     """Unconstrained starts `(chains, ...)` at draws of another fit, or `None`."""
     if init is None:
@@ -276,8 +272,8 @@ def _chain_starts(key, init, structure, num_chains):
     )
     if missing:
         raise ValueError(
-            f"`init` must be a fit of the same model; it has no draws of {missing} with "
-            "the right shapes."
+            f"`init` must be a fit of the same model; it has no draws of {missing} "
+            "with the right shapes."
         )
     values = {name: jnp.asarray(draws[name])[index] for name in shapes}
     z = jax.vmap(structure.unconstrain)(values)
@@ -285,8 +281,14 @@ def _chain_starts(key, init, structure, num_chains):
 
 
 def _potential_starts(key, target, start, num_chains):
-    if start is not None:
-        return start
-    keys = jr.split(key, num_chains)
-    z = jax.jit(jax.vmap(target.initial))(keys)
-    return z if num_chains > 1 else {name: x[0] for name, x in z.items()}
+    """Starts of the chains, with a finite density."""
+    if start is None:
+        keys = jr.split(key, num_chains)
+        start = jax.jit(jax.vmap(target.initial))(keys)
+        if num_chains == 1:
+            start = {name: x[0] for name, x in start.items()}
+    one = start if num_chains == 1 else {name: x[0] for name, x in start.items()}
+    value = float(jax.jit(target.log_density)(one))
+    if not np.isfinite(value):
+        raise NotFinite(f"The log density is {value} at the starting point.")
+    return start

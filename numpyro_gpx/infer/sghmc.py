@@ -8,9 +8,13 @@ Underdamped Langevin dynamics of a model's target density,
 with a fresh minibatch, and fresh noise between layers, at every gradient. The masses
 are the second moments of the gradient, :math:`M_i = \mathbb E[g_i^2]`, found in warm-up
 and then frozen (Springenberg et al. 2016 use their square root). In these units the
-step size has no dimension, and the noise of the gradient never exceeds what friction
-can absorb: the variance it adds, :math:`h^2\sigma_i^2`, is estimated in warm-up too and
-taken off the injected noise. What is left is a bias that vanishes with the step size.
+step size has no dimension: no coordinate moves faster than one radian in unit time, so
+that steps below 2 are stable, and the minibatch noise heats the chain by a factor of at
+most :math:`1 + h / 2\gamma`. With all rows the splitting is exact for a Gaussian; with
+minibatches the bias shrinks in proportion to the step size. (Taking the noise's
+variance off the injected noise, entry by entry, was tried and cools the directions that
+have little of it: standard deviations on GP regression fell to 0.75 of the truth where
+they now are within 0.06 of it.)
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
-from numpyro.infer import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.infer.target import Target, draw_batch
 
 __all__ = ["SGHMC", "SGHMCState"]
@@ -33,8 +37,6 @@ __all__ = ["SGHMC", "SGHMCState"]
 # Weight of the newest gradient in the running moments during the first half of warm-up:
 # a memory of about 50 gradients, short enough to forget the way to the typical set.
 _FORGETTING = 0.02
-# How often warm-up spends a second gradient to measure the gradient's noise.
-_NOISE_EVERY = 5
 
 
 class SGHMCState(NamedTuple):
@@ -44,16 +46,14 @@ class SGHMCState(NamedTuple):
         z: Unconstrained values by site.
         momentum: Flat momentum, `(K,)`.
         grad_square: Running mean of the squared gradient, the mass, `(K,)`.
-        grad_noise: Running mean of the gradient's noise variance, `(K,)`.
-        count: Gradient steps so far.
+        steps: Gradient steps so far.
         key: Random key.
     """
 
     z: dict
     momentum: Float[Array, " K"]
     grad_square: Float[Array, " K"]
-    grad_noise: Float[Array, " K"]
-    count: Array
+    steps: Array
     key: Array
 
 
@@ -80,8 +80,8 @@ class SGHMC(MCMCKernel):
     """
 
     def __init__(
-        self, model, *, step_size: float = 0.1, friction: float = 1.0,
-        num_steps: int = 10, init_strategy=init_to_median, init_values=None,
+        self, model, *, step_size: float = 0.2, friction: float = 0.3,
+        num_steps: int = 20, init_strategy=init_to_prior_median, init_values=None,
         params=None,
     ):  # fmt: skip
         for name, value in (("step_size", step_size), ("friction", friction)):
@@ -108,7 +108,9 @@ class SGHMC(MCMCKernel):
             start = target.initial(key_init, self.init_strategy, values)
             start = {**start, **z}
             zeros = jnp.zeros_like(ravel_pytree(start)[0])
-            return SGHMCState(start, zeros, zeros, zeros, jnp.zeros((), int), key_chain)
+            # Unit masses, as whitened sites have under their prior alone.
+            steps = jnp.zeros((), int)
+            return SGHMCState(start, zeros, jnp.ones_like(zeros), steps, key_chain)
 
         z = init_params or {}
         if is_prng_key(rng_key):
@@ -134,51 +136,36 @@ class SGHMC(MCMCKernel):
 
     def _step(self, target: Target, state: SGHMCState) -> SGHMCState:
         """One gradient: kick, half drift, friction and noise, half drift (BAOAB)."""
-        key, key_grad, key_second, key_noise = jr.split(state.key, 4)
+        key, key_grad, key_noise = jr.split(state.key, 3)
         flat, unravel = ravel_pytree(state.z)
         grad, moves = _gradient(target, state.z, key_grad)
-        state = self._adapt(target, state, grad, moves, key_second)
-        mass = jnp.maximum(state.grad_square, jnp.finfo(flat.dtype).tiny ** 0.5)
+        state = self._adapt(state, grad, moves)
+        mass = state.grad_square
         h = self.step_size
         keep = jnp.exp(-self.friction * h)
-        # A stationary momentum has variance M; the gradient's noise brings its own part.
-        injected = (1.0 - keep**2) * mass - (keep * h) ** 2 * state.grad_noise
-        noise = jr.normal(key_noise, flat.shape, flat.dtype)
+        noise = jnp.sqrt(mass) * jr.normal(key_noise, flat.shape, flat.dtype)
         p = state.momentum + h * grad
         half = flat + 0.5 * h * p / mass
-        p_new = keep * p + jnp.sqrt(jnp.maximum(injected, 0.0)) * noise
+        p_new = keep * p + jnp.sqrt(1.0 - keep**2) * noise
         new = half + 0.5 * h * p_new / mass
         # Rows of local sites that are not in the minibatch rest.
         new = jnp.where(moves, new, flat)
         p_new = jnp.where(moves, p_new, state.momentum)
         return state._replace(z=unravel(new), momentum=p_new, key=key)
 
-    def _adapt(self, target, state, grad, moves, key) -> SGHMCState:
-        """Running moments of the gradient, until warm-up ends."""
-        count = state.count
+    def _adapt(self, state, grad, moves) -> SGHMCState:
+        """Running second moment of the gradient, until warm-up ends."""
+        steps = state.steps
         half = self._num_warmup // 2
         # First half: forget fast. Second half: a plain mean, which settles.
-        mean_weight = 1.0 / jnp.maximum(count - half + 1.0 / _FORGETTING, 1.0)
-        weight = jnp.where(count < half, _FORGETTING, mean_weight)
-        weight = jnp.where(count == 0, 1.0, weight)
-        warming = moves & (count < self._num_warmup)
-
-        def blend(old, new):
-            return jnp.where(warming, old + weight * (new - old), old)
-
-        def measure_noise():
-            other, _ = _gradient(target, state.z, key)
-            return blend(state.grad_noise, 0.5 * (grad - other) ** 2)
-
-        stochastic = bool(target.structure.plates or target.structure.noise)
-        noise = state.grad_noise
-        if stochastic:
-            due = (count % _NOISE_EVERY == 0) & (count < self._num_warmup)
-            noise = jax.lax.cond(due, measure_noise, lambda: state.grad_noise)
+        settling = 1.0 / jnp.maximum(steps - half + 1.0 / _FORGETTING, 1.0)
+        weight = jnp.where(steps < half, _FORGETTING, settling)
+        blended = state.grad_square + weight * (grad**2 - state.grad_square)
+        blended = jnp.where(steps == 0, jnp.maximum(grad**2, 1.0), blended)
+        warming = moves & (steps < self._num_warmup)
         return state._replace(
-            grad_square=blend(state.grad_square, grad**2),
-            grad_noise=noise,
-            count=count + 1,
+            grad_square=jnp.where(warming, blended, state.grad_square),
+            steps=steps + 1,
         )
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "abstract_trace",
     "arrays_and_rest",
     "inspect_model",
+    "structure_of",
 ]
 
 
@@ -105,7 +106,7 @@ class Structure(NamedTuple):
 
 def inspect_model(model: Callable, args: tuple, kwargs: dict) -> Structure:
     """Find the sites of `model` called with these arguments; nothing is computed."""
-    return _structure(abstract_trace(model, args, kwargs))
+    return structure_of(abstract_trace(model, args, kwargs))
 
 
 def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -128,7 +129,8 @@ def arrays_and_rest(args: tuple, kwargs: dict):
     return eqx.partition((args, kwargs), eqx.is_array)
 
 
-def _structure(trace) -> Structure:
+def structure_of(trace: dict[str, Any]) -> Structure:
+    """The sites of a trace."""
     plates = _subsampled_plates(trace)
     row_plates = {
         frame.name

@@ -8,7 +8,6 @@ noise between layers averaged over (target A of the design) or drawn afresh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,14 +15,13 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array
 from numpyro import handlers
-from numpyro.infer import init_to_median
 
+from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
 from numpyro_gpx.infer.structure import Structure, inspect_model
 
 __all__ = [
     "Target",
     "draw_batch",
-    "initial_values",
     "log_terms",
     "require_params",
     "trace_model",
@@ -75,7 +73,7 @@ class Target:
         """Values on their supports."""
         return self.structure.constrain(z)
 
-    def initial(self, key, init_strategy=init_to_median, values=None) -> dict:
+    def initial(self, key, init_strategy=init_to_prior_median, values=None) -> dict:
         """Unconstrained starting values; sites in `values` start there."""
         start = initial_values(
             self.model, self.structure, self.args, self.kwargs, key,
@@ -105,10 +103,12 @@ class Target:
 
 
 def trace_model(model, args, kwargs, data: dict, key) -> dict[str, Any]:
-    """Trace `model` with sites, parameters and plates set to `data`."""
-    with handlers.block():
-        substituted = handlers.substitute(handlers.seed(model, key), data=data)
-        return handlers.trace(substituted).get_trace(*args, **kwargs)
+    """Trace `model` with sites, parameters and plates set to `data`.
+
+    Inside another trace, block what must not be seen there.
+    """
+    substituted = handlers.substitute(handlers.seed(model, key), data=data)
+    return handlers.trace(substituted).get_trace(*args, **kwargs)
 
 
 def log_terms(trace) -> tuple[Array, Array]:
@@ -124,30 +124,6 @@ def log_terms(trace) -> tuple[Array, Array]:
         else:
             prior = prior + term
     return prior, likelihood
-
-
-def initial_values(
-    model: Callable,
-    structure: Structure,
-    args: tuple,
-    kwargs: dict,
-    key,
-    *,
-    init_strategy=init_to_median,
-    params: dict | None = None,
-) -> dict:
-    """Starting values on their supports: GP sites at 0, others by `init_strategy`."""
-    zeros = {
-        name: jnp.zeros(structure.latents[name].shape, structure.latents[name].dtype)
-        for name in structure.gps
-    }
-    start = handlers.substitute(model, data={**(params or {}), **zeros})
-    start = handlers.substitute(
-        handlers.seed(start, key), substitute_fn=_untouched(init_strategy)
-    )
-    with handlers.block():
-        trace = handlers.trace(start).get_trace(*args, **kwargs)
-    return {name: trace[name]["value"] for name in structure.latents}
 
 
 def draw_batch(key, structure: Structure) -> dict[str, Array]:
@@ -172,17 +148,6 @@ def require_params(structure: Structure, params: dict | None) -> None:
             "`numpyro.param`s; NumPyro would freeze them at their initial value. Pass "
             "`params=svi_fit` (or a dict), or give them a prior with `numpyro.sample`."
         )
-
-
-def _untouched(init_strategy):
-    """Apply a NumPyro init strategy to latent sites that have no value yet."""
-
-    def substitute_fn(site):
-        if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
-            return None
-        return init_strategy(site)
-
-    return substitute_fn
 
 
 def _batch_rows(structure, name, x, batch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from typing import Any, NamedTuple
 
@@ -19,12 +18,12 @@ from numpyro import handlers
 from numpyro.infer import SVI, init_to_value
 
 from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import as_arrays, check_data
+from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite, with_retry
-from numpyro_gpx.infer.structure import arrays_and_rest, inspect_model
+from numpyro_gpx.infer.structure import arrays_and_rest
 from numpyro_gpx.infer.target import draw_batch
 from numpyro_gpx.infer.threads import single_blas_thread
 
@@ -68,22 +67,23 @@ def fit_svi(
         kwargs: Further arguments of the model.
 
     Returns:
-        A fit; `fit.info["losses"]` holds the loss of each step.
+        A fit; `fit.info` holds `losses`, one a step, and `seconds_per_step`.
     """
     started = time.perf_counter()
     args, kwargs = as_arrays(args, kwargs)
-    check_data(model, args, kwargs)
+    structure = check_data(model, args, kwargs)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     svi = SVI(model, guide, optimizer, ELBO() if loss is None else loss)
     batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
-    _check_batched(model, args, batched, batch_size)
+    batched_structure = check_batched(model, args, batched, structure, batch_size)
     guide_setup(guide, args, batched, init)
 
     def run(jitter):
         with single_blas_thread():
             return _run_svi(
-                svi, args, batched, key, num_steps, tolerance, _start(init), progress
-            ), jitter
+                svi, batched_structure, args, batched, key, num_steps, tolerance,
+                _start(init), progress,
+            ), jitter  # fmt: skip
 
     result, jitter = with_retry(run, model, args, batched, None)
     posterior = GuidePosterior(
@@ -92,8 +92,12 @@ def fit_svi(
     return Fit(
         model, args, kwargs, posterior,
         engine="svi", params=result.params, jitter=jitter, batch_size=batch_size,
-        seconds=time.perf_counter() - started,
-        info={"losses": result.losses, "num_steps": len(result.losses)},
+        structure=structure, seconds=time.perf_counter() - started,
+        info={
+            "losses": result.losses,
+            "num_steps": len(result.losses),
+            "seconds_per_step": result.seconds_per_step,
+        },
     )  # fmt: skip
 
 
@@ -124,8 +128,7 @@ def fit_lbfgs(
     """
     started = time.perf_counter()
     args, kwargs = as_arrays(args, kwargs)
-    check_data(model, args, kwargs)
-    structure = inspect_model(model, args, kwargs)
+    structure = check_data(model, args, kwargs)
     if structure.plates or structure.noise:
         raise ValueError(
             "`fit_lbfgs` needs a deterministic bound; the model subsamples "
@@ -148,12 +151,12 @@ def fit_lbfgs(
     if not posterior.deterministic_given_beliefs():
         raise ValueError(
             "`fit_lbfgs` needs a deterministic guide; "
-            f"{type(guide).__name__} draws hyperparameters. Pass `theta='point'`, or use "
-            "`fit_svi`."
+            f"{type(guide).__name__} draws hyperparameters. Pass `theta='point'`, or "
+            "use `fit_svi`."
         )
     return Fit(
         model, args, kwargs, posterior,
-        engine="lbfgs", params=result.params, jitter=jitter,
+        engine="lbfgs", params=result.params, jitter=jitter, structure=structure,
         seconds=time.perf_counter() - started,
         info={"losses": result.losses, "num_steps": len(result.losses)},
     )  # fmt: skip
@@ -171,17 +174,23 @@ def guide_setup(guide, args, kwargs, init: Fit | None) -> None:
         guide.init_loc_fn = init_to_value(values=means)
 
 
+# For what runs once: compiling fast matters, running fast does not.
+_jit_once = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)
+
+
 class _Result(NamedTuple):
     params: dict
     losses: np.ndarray
+    seconds_per_step: float
 
 
-def _run_svi(svi, args, kwargs, key, num_steps, tolerance, start, progress):
-    structure = inspect_model(svi.model, args, kwargs)
+def _run_svi(svi, structure, args, kwargs, key, num_steps, tolerance, start, progress):
     dynamic, static = arrays_and_rest(args, kwargs)
     key_init, key_steps = jr.split(key)
 
-    @jax.jit
+    @_jit_once
     def initialise(dynamic, start):
         args, kwargs = eqx.combine(dynamic, static)
         return svi.init(key_init, *args, init_params=start, **kwargs)
@@ -202,13 +211,16 @@ def _run_svi(svi, args, kwargs, key, num_steps, tolerance, start, progress):
     state = initialise(dynamic, start)
     empty = np.zeros(_BLOCK)
     losses: list[np.ndarray] = []
+    times: list[float] = []
     stop = _Stopper(tolerance)
 
     def step_block(state, number):
         offset = sum(len(x) for x in losses)
+        before = time.perf_counter()
         state, latest = block((state, jnp.asarray(empty)), number, offset, dynamic)
         latest = np.asarray(latest)[:number]
         losses.append(latest)
+        times.append((time.perf_counter() - before) / number)
         if not np.all(np.isfinite(latest)):
             bad = offset + int(np.argmin(np.isfinite(latest)))
             raise NotFinite(f"The loss became {latest[bad - offset]} at step {bad}.")
@@ -218,13 +230,16 @@ def _run_svi(svi, args, kwargs, key, num_steps, tolerance, start, progress):
     state = run_blocks(
         step_block, state, num_steps, block=_BLOCK, progress=progress, label="svi"
     )
-    return _Result(jax.jit(svi.get_params)(state), np.concatenate(losses))
+    # The first block compiles.
+    seconds_per_step = float(np.median(times[1:] or times))
+    params = _jit_once(svi.get_params)(state)
+    return _Result(params, np.concatenate(losses), seconds_per_step)
 
 
 def _run_lbfgs(svi, args, kwargs, key, max_steps, start, progress):
     dynamic, static = arrays_and_rest(args, kwargs)
 
-    @jax.jit
+    @_jit_once
     def initialise(dynamic, start):
         args, kwargs = eqx.combine(dynamic, static)
         state = svi.init(key, *args, init_params=start, **kwargs)
@@ -265,8 +280,8 @@ def _run_lbfgs(svi, args, kwargs, key, max_steps, start, progress):
     found = run_blocks(
         solve, None, max_steps, block=max_steps, progress=progress, label="lbfgs"
     )
-    params = jax.jit(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
-    return _Result(params, np.asarray(losses))
+    params = _jit_once(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
+    return _Result(params, np.asarray(losses), float("nan"))
 
 
 class _Stopper:
@@ -288,23 +303,3 @@ class _Stopper:
 
 def _start(init: Fit | None) -> dict[str, Any] | None:
     return dict(init.params) if init is not None and init.params else None
-
-
-def _check_batched(model, args, kwargs, batch_size):
-    if batch_size is None:
-        return
-    accepted = inspect.signature(model).parameters
-    if "batch_size" not in accepted and not any(
-        p.kind is p.VAR_KEYWORD for p in accepted.values()
-    ):
-        raise ValueError(
-            "`batch_size` was given, but the model does not take it. Write "
-            "`def model(X, y=None, *, batch_size=None)` and pass it to the plate as "
-            "`subsample_size=batch_size`."
-        )
-    if not inspect_model(model, args, kwargs).plates:
-        raise ValueError(
-            f"`batch_size={batch_size}` was given, but no plate of the model subsamples. "
-            "Write `with numpyro.plate('data', X.shape[0], subsample_size=batch_size) "
-            "as i:` and use `X[i]`; `batch_size` must be smaller than the number of rows."
-        )

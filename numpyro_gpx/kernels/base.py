@@ -95,7 +95,7 @@ class Kernel(eqx.Module):
         if isinstance(other, int) and other == 0:  # where `sum(kernels)` starts
             return self
         if not isinstance(other, Kernel):
-            other = Constant(other)
+            other = Constant(as_float(other))
         return Sum((*self.parts, *other.parts))
 
     def __mul__(self, other: "Kernel | ArrayLike") -> "Kernel":
@@ -103,7 +103,7 @@ class Kernel(eqx.Module):
 
         if isinstance(other, Kernel):
             return Product((self, other))
-        return Scaled(self, other)
+        return Scaled(self, as_float(other))
 
     def __radd__(self, other: ArrayLike) -> "Kernel":
         return self + other

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
-from numpyro_gpx.links import Link, ProbabilityLink, Probit, get_link
+from numpyro_gpx.links import ProbabilityLink, Probit, get_link
 
 
 class Bernoulli(Likelihood):
@@ -24,7 +24,7 @@ class Bernoulli(Likelihood):
         num_nodes: Number of Gauss-Hermite nodes.
     """
 
-    link: Link = eqx.field(default="logit", converter=get_link)
+    link: ProbabilityLink = eqx.field(default="logit", converter=get_link)
     num_nodes: int = eqx.field(default=32, static=True)
 
     def __check_init__(self):

@@ -1,0 +1,58 @@
+"""Default priors of the ready-made families, for standardised data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_gpx.kernels import RBF, Kernel
+from numpyro_gpx.likelihoods import Gaussian, Likelihood
+
+__all__ = ["gaussian_noise", "resolve", "stationary"]
+
+
+def stationary(
+    kind: type[Kernel] = RBF, *, num_dims: int | None = None, lengthscale=1.0
+) -> Callable[[], Kernel]:
+    """A stationary kernel with log-normal priors on variance and lengthscale.
+
+    Registers `variance` and `lengthscale`.
+
+    Args:
+        kind: `gpx.kernels.RBF`, `Matern32`, ...
+        num_dims: Number of columns, for one lengthscale a column; `None` for one
+            shared lengthscale.
+        lengthscale: Prior median of the lengthscales, e.g.
+            `gpx.starting.lengthscale(X)`.
+
+    Returns:
+        A function without arguments, to be called inside a model.
+    """
+
+    def kernel() -> Kernel:
+        loc = jnp.log(jnp.asarray(lengthscale, float))
+        if num_dims is not None:
+            loc = jnp.broadcast_to(loc, (num_dims,))
+        prior = dist.LogNormal(loc, 1.0).to_event(loc.ndim)
+        return kind(
+            variance=numpyro.sample("variance", dist.LogNormal(0.0, 1.0)),
+            lengthscale=numpyro.sample("lengthscale", prior),
+        )
+
+    return kernel
+
+
+def gaussian_noise() -> Likelihood:
+    """Gaussian noise with a half-normal prior on its standard deviation.
+
+    Registers `noise`.
+    """
+    return Gaussian(scale=numpyro.sample("noise", dist.HalfNormal(1.0)))
+
+
+def resolve(part):
+    """`part` itself, or what it returns if it is a function that draws from priors."""
+    return part if isinstance(part, Kernel | Likelihood) else part()

@@ -1,0 +1,46 @@
+"""The scalars of a fit: draws by site and entry, with labels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_gpx.fit import Fit
+
+__all__ = ["entry_labels", "scalar_entries"]
+
+# Entries of a long site that a summary looks at, evenly spaced.
+_MAX_SUMMARISED = 500
+
+
+def scalar_entries(fit: Fit, num_draws: int = 1000) -> dict[str, dict[str, np.ndarray]]:
+    """Draws of each scalar, `(chains, draws)`, by site and label.
+
+    The labels of a site's entries are `lengthscale[0]`, `lengthscale[1]`, ...; a scalar
+    site is its own label. Of long sites 500 entries are given.
+
+    Args:
+        fit: The fit.
+        num_draws: Draws of a variational fit; of a sampler all are used.
+    """
+    chains = fit.chains(None if fit.is_mcmc else num_draws)
+    return {name: _entries(name, chains[name]) for name in fit.structure.latents}
+
+
+def entry_labels(name: str, shape: tuple[int, ...]) -> list[str]:
+    """Labels of a site's entries; of a long site 500, evenly spaced."""
+    if not shape:
+        return [name]
+    places = zip(*np.unravel_index(_kept(shape), shape), strict=True)
+    return [f"{name}[{','.join(map(str, place))}]" for place in places]
+
+
+def _kept(shape):
+    size = int(np.prod(shape))
+    return np.linspace(0, size - 1, min(size, _MAX_SUMMARISED)).round().astype(int)
+
+
+def _entries(name, chains):
+    shape = chains.shape[2:]
+    flat = chains.reshape(*chains.shape[:2], -1)[..., _kept(shape)]
+    labels = entry_labels(name, shape)
+    return {label: flat[..., i] for i, label in enumerate(labels)}

@@ -1,0 +1,84 @@
+"""What a reader must know before comparing fits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_gpx.comparison.targets import is_binary, noise_target
+
+__all__ = ["notes_for"]
+
+# Vehtari et al. (2021) ask for R-hat below 1.01 and a bulk ESS of 100 for each chain.
+_MAX_R_HAT, _MIN_ESS = 1.01, 100
+
+
+def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
+    """Sentences on different targets or models, missing sites, and poor mixing."""
+    notes = []
+    targets = {name: fit.target for name, fit in fits.items()}
+    if len(set(targets.values())) > 1:
+        notes.append(
+            f"The fits have different targets ({_listed(targets)}): distances include "
+            "the sparse approximation."
+        )
+    if "sparse" in targets.values():
+        notes.append(
+            "A sparse target is the best posterior that the inducing variables can "
+            "express, not the exact one."
+        )
+    noises = {
+        name: noise_target(fit) for name, fit in fits.items() if fit.structure.noise
+    }
+    if len({noise[:1] for noise in noises.values()}) > 1:
+        notes.append(
+            f"The fits have different noise targets ({_listed(noises)}): A averages "
+            "the log likelihood over the noise between layers, B samples the noise "
+            "with the other sites. Their posteriors differ, whatever the engine."
+        )
+    if len({is_binary(fit, site) for fit in fits.values()}) > 1:
+        notes.append(
+            "Some likelihoods are binary and some are not: probabilities and densities "
+            "of the test targets are not comparable."
+        )
+    others = [n for n, fit in fits.items() if fit.model is not fits[reference].model]
+    if others:
+        notes.append(
+            f"Fitted with another model function than {reference}: "
+            f"{', '.join(others)}. Sites of the same name are taken to mean the same."
+        )
+    for name, group in entries.items():
+        unmatched = [
+            s for s in group if set(group[s]) != set(entries[reference].get(s, {}))
+        ]
+        if unmatched:
+            notes.append(
+                f"{name}: no distances for {', '.join(unmatched)}, which {reference} "
+                "does not have in the same shape."
+            )
+    return tuple(notes + _mixing_notes(fits, sites))
+
+
+def _mixing_notes(fits, sites):
+    notes = []
+    for name, fit in fits.items():
+        if not fit.is_mcmc:
+            continue
+        own = sites.xs(name, level="fit")
+        least = _MIN_ESS * next(iter(fit.chains().values())).shape[0]
+        complaints = []
+        if own["r_hat"].max() > _MAX_R_HAT:
+            worst = own["r_hat"].idxmax()
+            complaints.append(f"R-hat up to {own['r_hat'].max():.3f} ({worst})")
+        if own["ess"].min() < least:
+            worst = own["ess"].idxmin()
+            complaints.append(f"ESS down to {own['ess'].min():.0f} ({worst})")
+        divergences = int(np.sum(fit.sample_stats.get("diverging", 0)))
+        if divergences:
+            complaints.append(f"{divergences} divergent transitions")
+        if complaints:
+            notes.append(f"{name}: {', '.join(complaints)}; draw longer chains.")
+    return notes
+
+
+def _listed(values):
+    return ", ".join(f"{name}: {value}" for name, value in values.items())

@@ -1,0 +1,160 @@
+"""Several fits side by side: `compare`, and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from numpyro_gpx.comparison.entries import scalar_entries
+from numpyro_gpx.comparison.notes import notes_for
+from numpyro_gpx.comparison.scores import score_table
+from numpyro_gpx.comparison.sites import site_table
+from numpyro_gpx.comparison.targets import is_binary
+from numpyro_gpx.comparison.text import as_text
+from numpyro_gpx.fit import Fit
+
+if TYPE_CHECKING:  # loaded on first use
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` found; printing it shows tables of at most 100 columns.
+
+    Attributes:
+        sites: One row for each scalar and fit, indexed by `(site, fit)`: posterior
+            `mean` and `sd`; bulk `ess` and `r_hat` (NaN for variational fits, whose
+            draws are independent, and `r_hat` for a single chain); `distance`, the
+            Wasserstein distance to the reference in units of its sd; and `floor`, the
+            distance that two equal normal posteriors would show on average at these
+            numbers of effective draws. Long sites have two rows, the mean and the worst
+            over their entries.
+        fits: One row a fit: `engine`, `target`, `approximation`, `noise`;
+            `log_density`, the mean log predictive density of a test row, with its
+            standard error, and its `difference` to the reference's, with the standard
+            error of the paired difference; `rmse` and `coverage_90` (share of targets
+            inside the central 90 % predictive interval), or for binary targets
+            `error_rate` (at probability 0.5) and `ece_10_bins` (expected calibration
+            error); `elbo` with its standard error, NaN for samplers; `seconds`.
+        reference: Name of the fit that distances refer to.
+        notes: What a reader must know before comparing.
+        members: The fits.
+        num_rows: Number of test rows.
+    """
+
+    sites: pd.DataFrame
+    fits: pd.DataFrame
+    reference: str
+    notes: tuple[str, ...]
+    members: dict[str, Fit]
+    num_rows: int
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{note}</li>" for note in self.notes)
+        head = f"<p>Reference: {self.reference}; {self.num_rows} test rows.</p>"
+        tables = self.fits.to_html(na_rep="") + self.sites.to_html(na_rep="")
+        return f"{head}<ul>{notes}</ul>{tables}"
+
+    def plot(self) -> Figure:
+        """Marginal posteriors, distances to the reference and test scores."""
+        from numpyro_gpx import plots  # which imports this file
+
+        return plots.comparison(self)
+
+
+def compare(
+    fits: dict[str, Fit],
+    X_test,
+    y_test,
+    *,
+    reference: str | None = None,
+    site: str | None = None,
+    num_draws: int = 1000,
+) -> Comparison:
+    """Lay fits side by side: posterior marginals, and predictions of test rows.
+
+    Args:
+        fits: Fits by name.
+        X_test: Test inputs, or a tuple of all the model's arguments without targets,
+            such as `(X_test, exposure_test)`; they are passed to `fit.predict`.
+        y_test: Test targets `(N,)` or `(N, P)`.
+        reference: Name of the fit that distances refer to; by default the first that
+            samples its target exactly in the limit (NUTS), else the first.
+        site: Observed site; may be left out if the models have one.
+        num_draws: Draws taken from variational fits; of samplers all are used.
+
+    Returns:
+        Tables (`.sites`, `.fits`) that print as text; `.plot()` for a figure.
+
+    References:
+        Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021) for ESS and R-hat.
+    """
+    _check_fits(fits, reference)
+    args = X_test if isinstance(X_test, tuple) else (X_test,)
+    y = np.asarray(y_test)
+    _check_rows(args, y)
+    name = _default_reference(fits) if reference is None else reference
+    binary = all(is_binary(fit, site) for fit in fits.values())
+    if binary and not np.isin(y, (0, 1)).all():
+        raise ValueError(
+            "`y_test` must hold the labels 0 and 1 of a binary likelihood; got "
+            f"{np.unique(y)[:5].tolist()}."
+        )
+    entries = {label: scalar_entries(fit, num_draws) for label, fit in fits.items()}
+    sites = site_table(fits, entries, name)
+    scores = score_table(fits, args, y, name, site, binary)
+    notes = notes_for(fits, entries, sites, name, site)
+    return Comparison(sites, scores, name, notes, dict(fits), y.shape[0])
+
+
+def _default_reference(fits):
+    for name, fit in fits.items():
+        if fit.is_mcmc and fit.approximation == "asymptotically exact":
+            return name
+    return next(iter(fits))
+
+
+def _check_fits(fits, reference):
+    if not isinstance(fits, dict) or not fits:
+        raise ValueError(
+            "`fits` must be a dictionary of fits by name, such as {'nuts': nuts_fit}; "
+            f"got {'an empty one' if fits == {} else type(fits).__name__}."
+        )
+    for name, fit in fits.items():
+        if not isinstance(fit, Fit):
+            raise ValueError(
+                f"`fits[{name!r}]` must be a gpx.Fit; got {type(fit).__name__}. Plain "
+                "NumPyro results become one by gpx.Fit.from_svi or gpx.Fit.from_mcmc."
+            )
+    if reference is not None and reference not in fits:
+        raise ValueError(
+            f"`reference` must be one of the names {list(fits)}; got {reference!r}."
+        )
+
+
+def _check_rows(args, y):
+    if not args or np.ndim(args[0]) == 0:
+        raise ValueError(
+            "`X_test` must be an array of inputs (N, D), or a tuple of the model's "
+            "arguments that starts with one."
+        )
+    rows = np.shape(args[0])[0]
+    if y.shape[:1] != (rows,):
+        raise ValueError(
+            f"`X_test` and `y_test` must have the same number of rows; got {rows} and "
+            f"{y.shape[0] if y.ndim else 'a scalar'}."
+        )
+    if rows == 0:
+        raise ValueError("`X_test` has no rows; pass at least one.")
+    if not np.isfinite(y.astype(float)).all():
+        raise ValueError("`y_test` must be finite; drop the rows with NaN or inf.")

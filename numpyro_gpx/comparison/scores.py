@@ -1,0 +1,77 @@
+"""The table of fits: what each is, and how it predicts the test rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_gpx.comparison.targets import noise_target
+from numpyro_gpx.prediction import Prediction
+
+__all__ = ["NUM_BINS", "score_table"]
+
+# Bins of the expected calibration error.
+NUM_BINS = 10
+
+
+def score_table(fits, args, y, reference, site, binary):
+    """Scores of the test rows, ELBO and seconds; see `Comparison.fits`."""
+    import pandas as pd
+
+    scores = {}
+    for label, fit in fits.items():
+        prediction = fit.predict(*args, site=site)
+        if y.shape != prediction.mean.shape:
+            raise ValueError(
+                f"`y_test` must have the shape {prediction.mean.shape} of the "
+                f"predictions of fit {label!r}; got {y.shape}."
+            )
+        scores[label] = prediction.log_prob(y), _errors(prediction, y, binary)
+    rows = []
+    for label, fit in fits.items():
+        log_density, errors = scores[label]
+        difference = log_density - scores[reference][0]
+        elbo = fit.elbo()
+        rows.append(
+            {
+                "engine": fit.engine,
+                "target": fit.target,
+                "approximation": fit.approximation,
+                "noise": noise_target(fit),
+                "log_density": log_density.mean(),
+                "log_density_se": _standard_error(log_density),
+                "difference": difference.mean(),
+                "difference_se": _standard_error(difference),
+                **errors,
+                "elbo": elbo.value,
+                "elbo_se": elbo.standard_error,
+                "seconds": fit.seconds,
+            }
+        )
+    return pd.DataFrame(rows, index=pd.Index(fits, name="fit"))
+
+
+def _errors(prediction: Prediction, y, binary):
+    if binary:
+        p = prediction.mean.ravel()
+        return {
+            "error_rate": np.mean((p > 0.5) != (y.ravel() == 1)),
+            f"ece_{NUM_BINS}_bins": _calibration_error(p, y.ravel()),
+        }
+    lower, upper = prediction.quantile([0.05, 0.95])
+    return {
+        "rmse": np.sqrt(np.mean((prediction.mean - y) ** 2)),
+        "coverage_90": np.mean((lower <= y) & (y <= upper)),
+    }
+
+
+def _calibration_error(p, y):
+    r""":math:`\sum_b \frac{N_b}{N} |\bar y_b - \bar p_b|` over bins of equal width."""
+    bins = np.minimum((p * NUM_BINS).astype(int), NUM_BINS - 1)
+    excess = np.bincount(
+        bins, weights=y - p, minlength=NUM_BINS
+    )  # N_b (mean y - mean p)
+    return np.abs(excess).sum() / p.size
+
+
+def _standard_error(rows):
+    return rows.std(ddof=1) / np.sqrt(rows.size) if rows.size > 1 else np.nan

@@ -1,0 +1,176 @@
+"""ArviZ on every engine, and leave-one-out scores against brute force."""
+
+import warnings
+
+import jax.random as jr
+import numpy as np
+import numpyro
+import pytest
+import scipy.stats
+from numpy.testing import assert_allclose
+
+import numpyro_gpx as gpx
+
+NOISE = 0.4
+KERNEL = gpx.kernels.RBF(variance=1.1, lengthscale=0.8)
+_rng = np.random.default_rng(2)
+X = np.sort(_rng.uniform(-2.0, 2.0, 16))[:, None]
+Y = np.sin(2.0 * X[:, 0]) + NOISE * _rng.normal(size=16)
+
+
+def make_model(inducing):
+    def model(inputs, y=None):
+        f = gpx.gp("f", KERNEL, inducing=inducing)
+        with numpyro.plate("data", inputs.shape[0]):
+            gpx.observe("y", f(inputs), gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+    return model
+
+
+FULL = make_model(gpx.inducing.Data(X))
+COARSE = make_model(gpx.inducing.Points(np.array([[-1.5], [0.1], [1.7]])))
+
+
+def optimal(model, inputs, y):
+    guide = gpx.guides.OptimalGaussian(model)
+    return gpx.fit_lbfgs(model, guide, inputs, y, key=jr.key(0), progress=False)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    nuts = gpx.fit_nuts(FULL, X, Y, key=jr.key(0), num_samples=1000, progress=False)
+    return {"nuts": nuts, "svi": optimal(FULL, X, Y)}
+
+
+def exact_loo():
+    """Refits without each row, in NumPy."""
+    scores = []
+    for n in range(len(X)):
+        rest = np.arange(len(X)) != n
+        K = np.asarray(KERNEL(X[rest])) + NOISE**2 * np.eye(len(X) - 1)
+        k = np.asarray(KERNEL(X[n : n + 1], X[rest]))[0]
+        mean = k @ np.linalg.solve(K, Y[rest])
+        var = 1.1 - k @ np.linalg.solve(K, k) + NOISE**2
+        scores.append(scipy.stats.norm(mean, np.sqrt(var)).logpdf(Y[n]))
+    return np.array(scores)
+
+
+@pytest.mark.parametrize("engine", ["nuts", "svi"])
+def test_loo_of_the_full_gp_agrees_with_refits(fits, engine):
+    """Importance sampling on 2000 draws, judged by the spread over ten parts of them.
+
+    5 standard errors on 16 rows and their sum, with a floor for the smallest: false
+    alarms below 1e-3 for the heavy tails of importance weights.
+    """
+    rows = gpx.loo(fits[engine], num_draws=2000)["loo_i"].values
+    parts = _loo_of_parts(fits[engine])
+    error = parts.std(axis=0) / np.sqrt(len(parts)) + 0.01
+    assert np.all(np.abs(rows - exact_loo()) < 5.0 * error)
+    total_error = parts.sum(axis=1).std() / np.sqrt(len(parts)) + 0.02
+    assert abs(rows.sum() - exact_loo().sum()) < 5.0 * total_error
+    assert total_error < 0.3  # the comparison means something
+
+
+def _loo_of_parts(fit):
+    """Leave-one-out scores from ten disjoint sets of draws, `(10, N)`."""
+    from numpyro_gpx.infer.posteriors import ChainPosterior
+
+    draws = fit.draws(2000)["f"]
+    scores = []
+    for part in np.split(draws, 10):
+        one = ChainPosterior({"f": part[None]})
+        again = gpx.Fit(FULL, (X, Y), {}, one, engine="nuts")
+        scores.append(gpx.loo(again, num_draws=200)["loo_i"].values)
+    return np.array(scores)
+
+
+def test_loo_of_a_coarse_sparse_gp_agrees_with_refits():
+    """The target without a row is that row's *expected* term short of the whole."""
+    refits = []
+    for n in range(len(X)):
+        rest = np.arange(len(X)) != n
+        A, mean, cov = _posterior_of_v(X[rest], Y[rest])
+        a = _project(X[n : n + 1])[:, 0]
+        f_var = 1.1 - a @ a + a @ cov @ a
+        score = scipy.stats.norm(a @ mean, np.sqrt(f_var + NOISE**2)).logpdf(Y[n])
+        refits.append(score)
+    result = gpx.loo(optimal(COARSE, X, Y), num_draws=4000)
+    assert_allclose(result["loo_i"].values, refits, atol=0.1)
+    # The site's own log density in both places is something else.
+    naive = _naive_loo(optimal(COARSE, X, Y))
+    assert abs(naive - np.sum(refits)) > 1.0
+
+
+def _project(inputs):
+    Z = np.array([[-1.5], [0.1], [1.7]])
+    L = np.linalg.cholesky(np.asarray(KERNEL(Z)) + 1.1e-8 * np.eye(3))
+    return np.linalg.solve(L, np.asarray(KERNEL(Z, inputs)))
+
+
+def _posterior_of_v(inputs, y):
+    A = _project(inputs)
+    cov = np.linalg.inv(np.eye(3) + A @ A.T / NOISE**2)
+    return A, cov @ A @ y / NOISE**2, cov
+
+
+def _naive_loo(fit):
+    ell = fit.to_arviz(posterior_predictive=False).expected_log_likelihood["y"].values
+    ell = ell.reshape(-1, ell.shape[-1])
+    return np.sum(-np.log(np.mean(np.exp(-ell), axis=0)))
+
+
+def test_exact_regression_has_loo_given_the_hyperparameters():
+    from numpyro_gpx.infer.posteriors import ChainPosterior
+
+    model = gpx.models.exact_gp(kernel=KERNEL)
+    draws = ChainPosterior({"noise": np.full((1, 100), NOISE)})
+    fit = gpx.Fit(model, (X, Y), {}, draws, engine="nuts")
+    rows = fit.to_arviz(posterior_predictive=False).log_likelihood["y"].values
+    assert_allclose(rows[0, 0], exact_loo(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("engine", ["nuts", "svi"])
+def test_arviz_runs_on_every_engine(fits, engine, tmp_path):
+    import arviz as az
+    import matplotlib
+
+    matplotlib.use("Agg")
+    idata = fits[engine].to_arviz()
+    groups = {"posterior", "posterior_predictive", "log_likelihood", "observed_data"}
+    assert groups | {"expected_log_likelihood"} <= set(idata.groups())
+    assert idata.observed_data["y"].shape == (16,)
+    assert idata.log_likelihood["y"].shape[2] == 16
+    summary = az.summary(idata, var_names=["f"])
+    assert np.all(np.isfinite(summary["mean"]))
+    assert np.all(summary["r_hat"] < 1.05)
+    az.plot_trace(idata, var_names=["f"], compact=True)
+    az.plot_ppc(idata, num_pp_samples=20)
+    idata.to_netcdf(tmp_path / "fit.nc")
+    again = az.from_netcdf(tmp_path / "fit.nc")
+    assert_allclose(again.posterior["f"], idata.posterior["f"])
+    matplotlib.pyplot.close("all")
+
+
+def test_log_likelihood_is_the_density_and_not_the_expectation(fits):
+    """At a full GP `f` is known given `v`: both agree; at a coarse one they differ."""
+    idata = fits["svi"].to_arviz(posterior_predictive=False)
+    f_var_term = 1e-6
+    assert_allclose(
+        idata.log_likelihood["y"], idata.expected_log_likelihood["y"], atol=f_var_term
+    )
+    coarse = optimal(COARSE, X, Y).to_arviz(posterior_predictive=False)
+    gap = coarse.log_likelihood["y"] - coarse.expected_log_likelihood["y"]
+    assert np.all(gap > -1e-9)  # Jensen
+    assert float(gap.max()) > 0.1
+
+
+def test_arviz_compares_fits(fits):
+    import arviz as az
+
+    table = az.compare({name: gpx.loo(fit) for name, fit in fits.items()})
+    assert set(table.index) == {"nuts", "svi"}
+    with warnings.catch_warnings():
+        # `az.loo` sees a few influential rows and says so.
+        warnings.filterwarnings("ignore", message="Estimated shape parameter")
+        table = az.compare({n: f.to_arviz(num_draws=400) for n, f in fits.items()})
+    assert set(table.index) == {"nuts", "svi"}

@@ -1,0 +1,343 @@
+"""One `Fit` for every engine: predictions, functions, parts, bounds, storage."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+import scipy.stats
+from numpy.testing import assert_allclose
+from numpyro.infer import MCMC, NUTS, SVI, init_to_value
+
+import numpyro_gpx as gpx
+from numpyro_gpx.infer.posteriors import ChainPosterior
+
+NOISE = 0.3
+TREND = gpx.kernels.RBF(variance=1.3, lengthscale=1.6)
+WIGGLE = gpx.kernels.Matern32(variance=0.4, lengthscale=0.3)
+KERNEL = TREND + WIGGLE
+CALLS = {"model": 0}
+
+_rng = np.random.default_rng(11)
+X = np.sort(_rng.uniform(-2.0, 2.0, 25))[:, None]
+Y = np.sin(2.0 * X[:, 0]) + NOISE * _rng.normal(size=25)
+X_NEW = np.linspace(-2.5, 2.5, 9)[:, None]
+
+
+def model(inputs, y=None, *, batch_size=None):
+    CALLS["model"] += 1
+    f = gpx.gp("f", KERNEL, inducing=gpx.inducing.Data(X))
+    with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
+        likelihood = gpx.likelihoods.Gaussian(NOISE)
+        gpx.observe("y", f(inputs[i]), likelihood, obs=None if y is None else y[i])
+
+
+def posterior(X_star):
+    """Exact posterior mean and covariance of `f` at new inputs, in NumPy."""
+    K = np.asarray(KERNEL(X)) + NOISE**2 * np.eye(len(X))
+    Ks = np.asarray(KERNEL(X_star, X))
+    return Ks @ np.linalg.solve(K, Y), np.asarray(
+        KERNEL(X_star)
+    ) - Ks @ np.linalg.solve(K, Ks.T)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return gpx.fit_lbfgs(
+        model, gpx.guides.OptimalGaussian(model), X, Y, key=jr.key(0), progress=False
+    )
+
+
+def test_prediction_equals_exact_regression_at_shifted_inputs_of_equal_length(fit):
+    shifted = X + 0.37
+    mean, cov = posterior(shifted)
+    prediction = fit.predict(shifted)
+    assert_allclose(prediction.mean, mean, atol=1e-6)
+    assert_allclose(prediction.var, np.diag(cov) + NOISE**2, atol=1e-6)
+    latent = fit.predict(shifted, latent=True)
+    assert_allclose(latent.var, np.diag(cov), atol=1e-6)
+    y = np.cos(shifted[:, 0])
+    expected = scipy.stats.norm(mean, np.sqrt(np.diag(cov) + NOISE**2)).logpdf(y)
+    assert_allclose(prediction.log_prob(y), expected, atol=1e-5)
+
+
+def test_bound_of_the_full_gp_is_the_evidence(fit):
+    cov = np.asarray(KERNEL(X)) + NOISE**2 * np.eye(len(X))
+    evidence = scipy.stats.multivariate_normal(cov=cov).logpdf(Y)
+    assert_allclose(fit.elbo().value, evidence, atol=1e-5)
+    assert fit.elbo().value <= evidence
+    assert fit.elbo().standard_error == 0.0
+
+
+def test_chunks_agree_with_one_piece_and_compile_once(fit):
+    rows = np.linspace(-2.0, 2.0, 50)[:, None]
+    whole = fit.predict(rows, chunk_rows=None).mean
+    assert_allclose(fit.predict(rows, chunk_rows=16).mean, whole, rtol=1e-10)
+    assert_allclose(fit.predict(rows).mean, whole, rtol=1e-10)
+    assert (
+        len(fit.predict(rows[:40]).mean) == 40
+    )  # 33 to 64 rows share one compiled size
+    before = CALLS["model"]
+    assert len(fit.predict(rows[3:45]).mean) == 42
+    fit.predict(rows[:64]).log_prob(np.zeros(50))
+    assert CALLS["model"] == before
+
+
+def test_prediction_draws_have_the_predictive_moments(fit):
+    """1000 draws of 9 rows, 5 standard errors: false alarms below 1e-5."""
+    prediction = fit.predict(X_NEW)
+    draws = prediction.draws
+    assert draws.shape == (1000, 9)
+    error = prediction.sd / np.sqrt(1000)
+    assert np.all(np.abs(draws.mean(axis=0) - prediction.mean) < 5.0 * error)
+    assert np.all(
+        np.abs(draws.var(axis=0) / prediction.var - 1.0) < 5.0 * np.sqrt(2 / 1000)
+    )
+    low, high = prediction.quantile([0.05, 0.95])
+    assert np.all(low < prediction.mean) and np.all(prediction.mean < high)
+
+
+def test_wrong_targets_and_arguments_are_named(fit):
+    with pytest.raises(ValueError, match=r"`y` must have the shape \(9,\)"):
+        fit.predict(X_NEW).log_prob(np.zeros(4))
+    with pytest.raises(ValueError, match="Pass the model's arguments"):
+        fit.predict()
+    with pytest.raises(ValueError, match=r"observed sites \['y'\]; got 'z'"):
+        fit.predict(X_NEW, site="z")
+
+
+def test_functions_are_coherent(fit):
+    """Correlations between rows, which independent rows would not have.
+
+    4000 draws, entries of the covariance to 6 standard errors: below 1e-6.
+    """
+    mean, cov = posterior(X_NEW)
+    draws = fit.functions(jr.key(1), 4000)(X_NEW)
+    assert draws.shape == (4000, 9)
+    scale = np.sqrt(np.outer(np.diag(cov), np.diag(cov)))
+    assert np.all(np.abs(np.cov(draws.T) - cov) < 6.0 * scale * np.sqrt(2 / 4000))
+    assert np.all(np.abs(draws.mean(0) - mean) < 6.0 * np.sqrt(np.diag(cov) / 4000))
+    near = fit.functions(jr.key(1), 500)(np.array([[0.4], [0.42]]))
+    assert np.corrcoef(near.T)[0, 1] > 0.9
+
+
+def test_functions_pass_through_sums_and_products():
+    """In `f g + f`, the draws of `f` in both terms are the same function."""
+    Z = X[::5]
+
+    def combined(inputs, y=None):
+        f = gpx.gp("f", TREND, inducing=gpx.inducing.Points(Z))
+        g = gpx.gp("g", WIGGLE, inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", inputs.shape[0]):
+            product = f(inputs) * g(inputs)
+            gpx.observe("y", product, gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+    values = {"f": np.full((1, 1, 5), 2.0), "g": np.full((1, 1, 5), 0.5)}
+    fit = gpx.Fit(combined, (X, Y), {}, ChainPosterior(values), engine="nuts")
+    prediction = fit.predict(Z, latent=True)
+    draws = fit.functions(jr.key(0), 200)(Z)
+    # At the inducing inputs both functions are known: one value, no spread.
+    assert_allclose(draws.std(axis=0), 0.0, atol=1e-3)
+    assert_allclose(draws.mean(axis=0), prediction.mean, atol=1e-3)
+
+
+def test_parts_of_a_sum_kernel_add_up_and_agree_with_joint_conditioning(fit):
+    parts = fit.parts(X_NEW)
+    assert list(parts) == ["f[0]", "f[1]"]
+    mean, _ = posterior(X_NEW)
+    assert_allclose(sum(p.mean for p in parts.values()), mean, atol=1e-6)
+    K = np.asarray(KERNEL(X)) + NOISE**2 * np.eye(len(X))
+    for kernel, part in zip((TREND, WIGGLE), parts.values(), strict=True):
+        Ks = np.asarray(kernel(X_NEW, X))
+        assert_allclose(part.mean, Ks @ np.linalg.solve(K, Y), atol=1e-6)
+        cov = np.asarray(kernel(X_NEW)) - Ks @ np.linalg.solve(K, Ks.T)
+        assert_allclose(part.var, np.diag(cov), atol=1e-6)
+
+
+def test_exact_regression_predicts_like_the_full_gp(fit):
+    marginal = gpx.models.exact_gp(kernel=KERNEL)
+    draws = {"noise": np.full((1, 1), NOISE)}
+    exact = gpx.Fit(marginal, (X, Y), {}, ChainPosterior(draws), engine="nuts")
+    assert exact.target == "exact"
+    assert_allclose(exact.predict(X_NEW).mean, fit.predict(X_NEW).mean, atol=1e-6)
+    assert_allclose(exact.predict(X_NEW).var, fit.predict(X_NEW).var, atol=1e-6)
+    parts, same = exact.parts(X_NEW), fit.parts(X_NEW)
+    for label, other in (("y[0]", "f[0]"), ("y[1]", "f[1]")):
+        assert_allclose(parts[label].mean, same[other].mean, atol=1e-6)
+        assert_allclose(parts[label].var, same[other].var, atol=1e-6)
+    values = exact.functions(jr.key(0), 3000)(X_NEW)
+    _, cov = posterior(X_NEW)
+    # 6 standard errors on 9 variances: below 1e-6.
+    assert_allclose(values.var(axis=0), np.diag(cov), rtol=6.0 * np.sqrt(2 / 3000))
+
+
+def test_saved_fits_predict_the_same(fit, tmp_path):
+    guide = gpx.guides.ConditionalGaussian(model)
+    trained = gpx.fit_svi(
+        model, guide, X, Y, key=jr.key(0), num_steps=20, progress=False
+    )
+    draws = {"f": np.random.default_rng(0).normal(size=(2, 15, 25))}
+    sampled = gpx.Fit(model, (X, Y), {}, ChainPosterior(draws), engine="nuts")
+    for number, one in enumerate((fit, trained, sampled)):
+        path = tmp_path / f"fit{number}"
+        one.save(path)
+        again = gpx.load_fit(path, model)
+        assert again.engine == one.engine
+        assert_allclose(again.predict(X_NEW).mean, one.predict(X_NEW).mean, rtol=1e-12)
+        for name, values in one.draws(8).items():
+            assert_allclose(again.draws(8)[name], values)
+    assert_allclose(gpx.load_fit(tmp_path / "fit0", model).elbo(), fit.elbo())
+
+
+def test_arguments_that_cannot_be_saved_are_named(tmp_path):
+    draws = {"f": np.zeros((1, 3, 25))}
+    posterior = ChainPosterior(draws)
+    fit = gpx.Fit(model, (X, Y), {}, posterior, engine="nuts", info={"x": object()})
+    with pytest.raises(ValueError, match="`info/x` of the fit cannot be saved"):
+        fit.save(tmp_path / "fit")
+
+
+def test_plain_numpyro_results_become_fits(fit):
+    guide = gpx.guides.WhitenedGaussian(model)
+    svi = SVI(model, guide, optax.adam(0.05), gpx.infer.ELBO())
+    data = jnp.asarray(X), jnp.asarray(Y)
+    result = svi.run(jr.key(0), 1500, *data, progress_bar=False)
+    plain = gpx.Fit.from_svi(svi, result, *data)
+    assert_allclose(plain.predict(X_NEW).mean, fit.predict(X_NEW).mean, atol=0.02)
+    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=300, progress_bar=False)
+    mcmc.run(jr.key(0), *data)
+    sampled = gpx.Fit.from_mcmc(mcmc, *data)
+    assert sampled.engine == "nuts"
+    assert sampled.chains()["f"].shape == (1, 300, 25)
+    assert_allclose(sampled.predict(X_NEW).mean, fit.predict(X_NEW).mean, atol=0.2)
+
+
+def test_early_stopping_and_warm_starts():
+    guide = gpx.guides.WhitenedGaussian(model)
+    options = dict(optimizer=optax.adam(0.05), progress=False)
+    first = gpx.fit_svi(
+        model, guide, X, Y, key=jr.key(0), num_steps=5000, tolerance=0.01, **options
+    )
+    assert 500 <= first.info["num_steps"] < 5000
+    again = gpx.fit_svi(
+        model, gpx.guides.WhitenedGaussian(model), X, Y, key=jr.key(1), num_steps=2,
+        init=first, **options,
+    )  # fmt: skip
+    assert again.info["losses"][0] < first.info["losses"][0] - 5.0
+    assert_allclose(again.info["losses"][0], first.info["losses"][-1], atol=0.5)
+
+
+def test_a_fit_compiles_its_step_once():
+    calls = []
+
+    def counted(inputs, y=None, *, batch_size=None):
+        calls.append(1)
+        model(inputs, y, batch_size=batch_size)
+
+    guide = gpx.guides.WhitenedGaussian(counted)
+    options = dict(key=jr.key(0), batch_size=5, progress=False)
+    gpx.fit_svi(counted, guide, X, Y, num_steps=10, **options)
+    few = len(calls)
+    calls.clear()
+    guide = gpx.guides.WhitenedGaussian(counted)
+    gpx.fit_svi(counted, guide, X, Y, num_steps=350, **options)
+    assert len(calls) == few
+
+
+def test_local_sites_come_from_their_prior_in_predictions():
+    """Raw draws of a row-local site have the training length; new rows have none."""
+
+    def local(inputs, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with numpyro.plate("data", inputs.shape[0]):
+            h = numpyro.sample("h", dist.Normal(3.0, 0.1))
+            numpyro.sample("y", dist.Normal(h, scale), obs=y)
+
+    draws = {"scale": np.full((1, 50), 0.2), "h": np.full((1, 50, 25), -7.0)}
+    fit = gpx.Fit(local, (X, Y), {}, ChainPosterior(draws), engine="nuts")
+    assert fit.structure.global_sites == ("scale",)
+    prediction = fit.predict(X + 1.0)
+    assert_allclose(prediction.mean, 3.0, atol=0.1)
+    assert_allclose(fit.replicate().mean, -7.0)
+    flat = {name: x[0] for name, x in draws.items()}
+    y = gpx.predictive(local, flat)(jr.key(0), jnp.asarray(X))["y"]
+    assert y.shape == (50, 25)
+    assert_allclose(np.mean(y), 3.0, atol=0.05)
+
+
+def test_standardised_predictions_are_in_original_units():
+    """Everything on the scaled data, mapped back, is everything on the raw data."""
+    rng = np.random.default_rng(3)
+    raw_X = rng.uniform(100.0, 300.0, (20, 2))
+    raw_X[:, 1] = 4.0  # a constant column
+    raw_y = 40.0 + 7.0 * np.sin(raw_X[:, 0] / 30.0)
+    data = gpx.standardise(raw_X, raw_y)
+    assert_allclose(data.X.mean(axis=0), 0.0, atol=1e-12)
+    assert_allclose(data.y.std(), 1.0)
+    assert np.all(data.X[:, 1] == 0.0)
+
+    def scaled(inputs, y=None):
+        kernel = gpx.kernels.RBF(variance=1.0, lengthscale=0.5)
+        gpx.exact("y", kernel, inputs, 0.2, obs=y)
+
+    def unscaled(inputs, y=None):
+        kernel = gpx.kernels.RBF(
+            variance=data.y_scale**2, lengthscale=0.5 * data.X_scale
+        )
+        mean = gpx.means.Constant(data.y_shift)
+        gpx.exact("y", kernel, inputs, 0.2 * data.y_scale, obs=y, mean=mean)
+
+    nothing = ChainPosterior({})
+    one = gpx.Fit(scaled, (data.X, data.y), {}, nothing, engine="nuts")
+    two = gpx.Fit(unscaled, (raw_X, raw_y), {}, nothing, engine="nuts")
+    new = np.array([[120.0, 4.0], [250.0, 4.0]])
+    back, direct = data.predict(one, new), two.predict(new)
+    assert_allclose(back.mean, direct.mean, rtol=1e-8)
+    assert_allclose(back.var, direct.var, rtol=1e-8)
+    y = np.array([38.0, 44.0])
+    assert_allclose(back.log_prob(y), direct.log_prob(y), rtol=1e-8)
+    assert abs(back.draws.mean() - direct.draws.mean()) < 0.5
+    with pytest.raises(ValueError, match="same number of rows; got 20 and 3"):
+        gpx.standardise(raw_X, np.zeros(3))
+
+
+def test_float32_runs_through_every_engine():
+    single = [x.astype(np.float32) for x in (X, Y)]
+    Z = single[0][::3]
+
+    def sparse(inputs, y=None, *, batch_size=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        kernel = gpx.kernels.RBF(variance=1.0, lengthscale=scale)
+        f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
+            likelihood = gpx.likelihoods.Gaussian(jnp.float32(NOISE))
+            gpx.observe("y", f(inputs[i]), likelihood, obs=None if y is None else y[i])
+
+    with jax.enable_x64(False):
+        guide = gpx.guides.ConditionalGaussian(sparse)
+        options = dict(key=jr.key(0), progress=False)
+        fits = [
+            gpx.fit_svi(sparse, guide, *single, num_steps=400, **options),
+            gpx.fit_nuts(sparse, *single, num_warmup=100, num_samples=100, **options),
+            gpx.fit_sghmc(sparse, *single, num_warmup=50, num_samples=100, **options),
+        ]
+        for fit in fits:
+            assert fit.draws()["f"].dtype == np.float32
+            assert np.all(np.isfinite(fit.predict(single[0]).mean))
+
+
+def test_models_may_start_at_values(fit):
+    def free(inputs, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        kernel = gpx.kernels.RBF(variance=1.0, lengthscale=scale)
+        f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(X[::4]))
+        with numpyro.plate("data", inputs.shape[0]):
+            gpx.observe("y", f(inputs), gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+    start = init_to_value(values={"scale": 0.123})
+    guide = gpx.guides.WhitenedGaussian(free, init_loc_fn=start)
+    svi = gpx.fit_svi(free, guide, X, Y, key=jr.key(0), num_steps=1, progress=False)
+    assert_allclose(svi.draws(4)["scale"], 0.123, rtol=0.02)

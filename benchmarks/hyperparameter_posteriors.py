@@ -73,7 +73,7 @@ def fit_all(seed, num_steps):
                 y,
                 key=key_svi,
                 num_steps=num_steps,
-                optimizer=optax.adam(optax.cosine_decay_schedule(0.02, num_steps)),
+                optimizer=optax.adam(optax.cosine_decay_schedule(0.05, num_steps)),
                 loss=gpx.infer.ELBO(num_particles=8),
                 progress=False,
             ),

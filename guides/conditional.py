@@ -22,7 +22,7 @@ __all__ = ["ConditionalGaussian"]
 class ConditionalGaussian(GaussianGuide):
     r"""A Gaussian pseudo-observation of `u`, seen from every θ.
 
-    With a pseudo-target `t` and its precision :math:`\Lambda = RR^\top`, both free of θ,
+    With a pseudo-target `t` of precision :math:`\Lambda = RR^\top`, both free of θ,
 
     .. math:: q(v \mid \theta) \propto \mathcal N(v; 0, I)\,
         \mathcal N(t; u, \Lambda^{-1}), \qquad u = m(Z) + L_{uu} v,
@@ -31,13 +31,11 @@ class ConditionalGaussian(GaussianGuide):
     :math:`P^{-1} L_{uu}^\top \Lambda (t - m(Z))`. At a fixed θ every Gaussian `q(v)`
     with a precision above that of the prior is of this form.
 
-    The parameters `{site}_auto_loc` and `{site}_auto_precision_tril` hold `t` and `R` in
-    the units of the start, :math:`t = W_0^{-1} \tilde t` and :math:`R = W_0^\top
-    \tilde R` with :math:`W_0 = L_{uu}(\theta_0)^{-1}`, where the problem is as well
-    conditioned as in `v`. `{site}_auto_whitener` holds the constant :math:`W_0`; its
-    gradient is zero. (The linear term :math:`\Lambda t` as a parameter was tried: the
-    mean then moves with every change of :math:`\Lambda`, and L-BFGS needs over five
-    times the steps.)
+    The parameters `{site}_auto_loc` and `{site}_auto_precision_tril` hold `t` and `R`.
+    (Tried instead: the linear term :math:`\Lambda t` as a parameter, with which the mean
+    moves with every change of :math:`\Lambda` and L-BFGS needs over ten times the steps;
+    and units in which `Kuu` at the start is the identity, which are ill conditioned as
+    soon as θ moves.)
 
     Args:
         model: The model.
@@ -66,33 +64,21 @@ class ConditionalGaussian(GaussianGuide):
             jnp.broadcast_to(jnp.eye(size, dtype=site.dtype), (*site.shape, size)),
             constraint=dense_factor,
         )
-        whitener = numpyro.param(
-            f"{name}_{self.prefix}_whitener",
-            jax.jit(lambda key: self._start(key, name, args, kwargs)),
-        )
-        W0 = jax.lax.stop_gradient(whitener)  # (M, M) or (P, M, M)
         gp = self.trace_given(theta, args, kwargs)[name]["infer"]["gp"]
         L = gp.prior.factor.L  # (M, M) or (P, M, M)
         m = gp.prior.inducing_mean(gp.num_outputs)  # (M,) or (P, M)
 
-        def one_output(L, W0, m, loc, precision_tril):
-            C = precision_tril.T @ (W0 @ L)  # so that the precision is I + C^T C
+        def one_output(L, m, loc, precision_tril):
+            C = precision_tril.T @ L  # so that the precision is I + C^T C
             precision = jnp.eye(size, dtype=L.dtype) + C.T @ C
-            linear = C.T @ (precision_tril.T @ (loc - W0 @ m))
+            linear = C.T @ (precision_tril.T @ (loc - m))
             return from_precision(precision, linear)
 
         if gp.num_outputs is None:
-            belief = one_output(L, W0, m, loc, precision_tril)
+            belief = one_output(L, m, loc, precision_tril)
         else:
             own = 0 if L.ndim == 3 else None
-            belief = jax.vmap(one_output, in_axes=(own, own, 0, 0, 0))(
-                L, W0, m, loc, precision_tril
+            belief = jax.vmap(one_output, in_axes=(own, 0, 0, 0))(
+                L, m, loc, precision_tril
             )
         return belief if gp.whiten else belief.affine(m, L)
-
-    def _start(self, key, name, args, kwargs):
-        """Inverse factor of `Kuu` where the hyperparameters start."""
-        theta = {}
-        if self.structure.hyperparameters:
-            theta = self.unravel(self.initial_theta(key, args, kwargs))
-        return self.trace_given(theta, args, kwargs)[name]["infer"]["gp"].prior.factor.W

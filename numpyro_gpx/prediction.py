@@ -94,7 +94,8 @@ class Prediction:
             pieces.append(_mixture_log_prob(chunk, jnp.asarray(rows)))
             start += size
         outputs = 1 if y.ndim == 1 else y.shape[1]
-        log_jacobian = np.sum(np.log(np.broadcast_to(self._scale, (outputs,))))
+        # A Python float, which leaves float32 as it is.
+        log_jacobian = float(np.sum(np.log(np.broadcast_to(self._scale, (outputs,)))))
         return self._join(pieces) - log_jacobian
 
     def rescaled(self, shift, scale) -> Prediction:

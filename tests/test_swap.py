@@ -1,7 +1,7 @@
 """One model function, every engine: the answers agree.
 
-The hyperparameters are fixed, so that the families of `q` differ from the target only by
-being Gaussian. With free hyperparameters the gap is real; it is measured in
+The hyperparameters are fixed, so that the families of `q` differ from the target only
+by being Gaussian. With free hyperparameters the gap is real; it is measured in
 `benchmarks/hyperparameter_posteriors.py`, not asserted.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,9 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{note}</li>" for note in self.notes)
-        head = f"<p>Reference: {self.reference}; {self.num_rows} test rows.</p>"
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        reference = html.escape(self.reference)
+        head = f"<p>Reference: {reference}; {self.num_rows} test rows.</p>"
         tables = self.fits.to_html(na_rep="") + self.sites.to_html(na_rep="")
         return f"{head}<ul>{notes}</ul>{tables}"
 

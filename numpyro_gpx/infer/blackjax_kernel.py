@@ -24,10 +24,18 @@ __all__ = ["Blackjax", "BlackjaxState"]
 
 
 class BlackjaxState(NamedTuple):
-    """Unconstrained values `z` by site, the algorithm's own state, and the key."""
+    """State of one chain.
+
+    Attributes:
+        z: Unconstrained values by site.
+        inner: The algorithm's own state.
+        tuned: Parameters that adaptation found for this chain.
+        key: Random key.
+    """
 
     z: dict
     inner: Any
+    tuned: dict
     key: jax.Array
 
 
@@ -78,12 +86,14 @@ class Blackjax(MCMCKernel):
                 "Blackjax kernels run chains one after the other: pass "
                 "`chain_method='sequential'` to MCMC."
             )
-        key_init, key_adapt, key_chain = jr.split(rng_key, 3)
+        key_init, key_adapt, key_inner, key_chain = jr.split(rng_key, 4)
         z = target.initial(key_init, self.init_strategy, self.init_values)
         z = {**z, **(init_params or {})}
+        tuned: dict = {}
         if self._kind == "log_density" and self._adaptable():
-            z = self._adapt(target, key_adapt, z, num_warmup)
-        return BlackjaxState(z, self._inner_init(target, z, key_adapt), key_chain)
+            z, tuned = self._adapt(target, key_adapt, z, num_warmup)
+        inner = self._inner_init(target, z, tuned, key_inner)
+        return BlackjaxState(z, inner, tuned, key_chain)
 
     def sample(self, state, model_args, model_kwargs):
         target = self._target(model_args, model_kwargs)
@@ -91,7 +101,7 @@ class Blackjax(MCMCKernel):
         def step(_, state):
             key, key_step = jr.split(state.key)
             z, inner = self._inner_step(target, key_step, state)
-            return BlackjaxState(z, inner, key)
+            return BlackjaxState(z, inner, state.tuned, key)
 
         return jax.lax.fori_loop(0, self.num_steps, step, state)
 
@@ -116,7 +126,7 @@ class Blackjax(MCMCKernel):
             )
         return target
 
-    def _build(self, target):
+    def _build(self, target, tuned):
         if self._kind == "elliptical":
             _check_whitened(target)
             sizes = {n: target.structure.latents[n].shape for n in target.structure.gps}
@@ -131,17 +141,17 @@ class Blackjax(MCMCKernel):
             )
         if self._kind == "gradient":
             return self.algorithm(_gradient_estimator(target), **self._built_from)
-        return self.algorithm(target.log_density, **self.parameters)
+        return self.algorithm(target.log_density, **{**self.parameters, **tuned})
 
-    def _inner_init(self, target, z, key):
+    def _inner_init(self, target, z, tuned, key):
         position = ravel_pytree(z)[0] if self._kind == "elliptical" else z
-        algorithm = self._build(target)
+        algorithm = self._build(target, tuned)
         if "rng_key" in inspect.signature(algorithm.init).parameters:
             return algorithm.init(position, key)
         return algorithm.init(position)
 
     def _inner_step(self, target, key, state):
-        algorithm = self._build(target)
+        algorithm = self._build(target, state.tuned)
         if self._kind == "gradient":
             key_batch, key_noise, key_step = jr.split(key, 3)
             batch = {"rows": draw_batch(key_batch, target.structure), "key": key_noise}
@@ -175,8 +185,9 @@ class Blackjax(MCMCKernel):
             self.algorithm, target.log_density, **self.parameters
         )
         (state, tuned), _ = warmup.run(key, z, num_steps=max(num_warmup, 100))
-        self.parameters = {**self.parameters, **tuned}
-        return state.position
+        # What was not tuned (numbers of steps and the like) is configuration, no array.
+        names = ("step_size", "inverse_mass_matrix")
+        return state.position, {name: tuned[name] for name in names}
 
 
 def _kind(algorithm) -> str:
@@ -216,10 +227,11 @@ def _gradient_estimator(target):
 
 
 def _check_whitened(target):
-    others = [n for n in target.structure.latents if n not in target.structure.gps]
+    others = [n for n, site in target.structure.latents.items() if not site.whitened]
     if others:
         raise ValueError(
-            "Elliptical slice sampling needs standard normal sites only; the model "
-            f"also has {others}. Fix them with `numpyro.handlers.condition`, or sample "
-            "in turns with `numpyro.infer.Gibbs`."
+            "Elliptical slice sampling needs whitened GP sites only; the model also has "
+            f"{others}. Leave `whiten=True`, fix hyperparameters with "
+            "`numpyro.handlers.condition`, or sample in turns with "
+            "`numpyro.infer.Gibbs`."
         )

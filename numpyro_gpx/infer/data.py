@@ -55,6 +55,7 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
     if args and eqx.is_array(args[0]):
         # The first argument is the inputs by convention; they have no mask.
         checks.finite("X", args[0])
+    _check_rows(model, args, kwargs)
     trace, values = _observed(model, args, kwargs)
     if not values:
         raise ValueError(
@@ -68,6 +69,22 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
         elif isinstance(fn, ExactRegression):
             checks.finite(name, value)
     return structure_of(trace)
+
+
+def _check_rows(model, args, kwargs):
+    """Raise if arguments named `X` and `y` differ in length.
+
+    Inside the model it would go unseen: `y[i]` past the end is the last row in JAX.
+    """
+    try:
+        given = inspect.signature(model).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a handler around the model, or a wrong call
+        return
+    X, y = given.get("X"), given.get("y")
+    if np.ndim(X) and np.ndim(y) and len(X) != len(y):
+        raise ValueError(
+            f"`X` and `y` must have the same number of rows; got {len(X)} and {len(y)}."
+        )
 
 
 def check_batched(model, args, kwargs, structure, batch_size):

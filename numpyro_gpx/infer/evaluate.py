@@ -124,7 +124,8 @@ def pointwise(problem: Problem, draws, key) -> Pointwise:
         trace = _trace(problem, draw, args, kwargs, key)
         site = trace[problem.site]
         fn, y = site["fn"], site["value"]
-        log_joint = sum(log_terms(trace))
+        log_prior, log_likelihood = log_terms(trace)
+        log_joint = log_prior + log_likelihood
         if isinstance(fn, ExpectedLikelihood):
             return Pointwise(fn.predictive_log_prob(y), fn.log_prob(y), log_joint)
         if isinstance(fn, ExactRegression):
@@ -167,15 +168,16 @@ def _site(problem, component, args, kwargs, key):
 
 
 def _exact_training(problem, component, key):
-    site = _trace(problem, component, *problem.train, key)[problem.site]
+    args, kwargs = problem.train
+    site = _trace(problem, component, args, kwargs, key)[problem.site]
     return site["fn"], site["value"]
 
 
 def _latent(name, fn):
     if not isinstance(fn, ExpectedLikelihood):
         raise ValueError(
-            f"Site `{name}` is a plain {type(fn).__name__}; its latent function is only "
-            "known for sites made by `gpx.observe` or `gpx.exact`."
+            f"Site `{name}` is a plain {type(fn).__name__}; its latent function is "
+            "only known for sites made by `gpx.observe` or `gpx.exact`."
         )
     return fn.latent
 

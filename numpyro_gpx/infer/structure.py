@@ -32,6 +32,7 @@ class LatentSite(NamedTuple):
         dtype: Of the value.
         transform: From the real line to the site's support.
         inducing: Type of the inducing variables if `gpx.gp` made it, else `None`.
+        whitened: Whether it is a GP site that holds `v`.
         row_local: Whether it shares a plate with an observed site, so that its rows are
             those of the data.
         plates: Names of the subsampled plates around it, with their axis in the value
@@ -43,6 +44,7 @@ class LatentSite(NamedTuple):
     dtype: Any
     transform: Any
     inducing: type | None
+    whitened: bool
     row_local: bool
     plates: dict[str, int]
 
@@ -191,6 +193,7 @@ def _latent_site(name, site, plates, row_plates) -> LatentSite:
         jnp.result_type(value),
         transform,
         None if gp is None else type(gp.prior.inducing),
+        gp is not None and gp.whiten,
         any(frame.name in row_plates for frame in site["cond_indep_stack"]),
         axes,
     )

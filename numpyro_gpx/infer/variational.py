@@ -137,6 +137,13 @@ def fit_lbfgs(
         )
     svi = SVI(model, guide, optax.identity(), ELBO())
     guide_setup(guide, args, kwargs, init)
+    untrained = GuidePosterior(guide, {}, args, kwargs, key=jr.key(1))
+    if not untrained.deterministic_given_beliefs():
+        raise ValueError(
+            "`fit_lbfgs` needs a deterministic guide; "
+            f"{type(guide).__name__} draws hyperparameters. Pass `theta='point'`, or "
+            "use `fit_svi`."
+        )
 
     def run(jitter):
         with single_blas_thread():
@@ -148,12 +155,6 @@ def fit_lbfgs(
     posterior = GuidePosterior(
         guide, result.params, args, kwargs, key=jr.key(1), jitter=jitter
     )
-    if not posterior.deterministic_given_beliefs():
-        raise ValueError(
-            "`fit_lbfgs` needs a deterministic guide; "
-            f"{type(guide).__name__} draws hyperparameters. Pass `theta='point'`, or "
-            "use `fit_svi`."
-        )
     return Fit(
         model, args, kwargs, posterior,
         engine="lbfgs", params=result.params, jitter=jitter, structure=structure,

@@ -41,24 +41,13 @@ def model(X, y=None, *, whiten=True, outputs=2, kernels=1):
         gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.6), obs=y)
 
 
-# Any units will do; these are no kernel's, and no triangle.
-WHITENER = np.array([[1.3, 0.4], [-0.2, 0.7]])
-
-
-def pseudo_observation(linear, precision_tril, kernels=1):
-    """The guide's parameters that stand for `b` and `R`, in units of `WHITENER`.
-
-    `t = W0^-1 loc` with `Lambda t = b`, and `Lambda = W0' R R' W0`.
-    """
-    linear, precision_tril = np.asarray(linear), np.asarray(precision_tril)
+def pseudo_observation(linear, precision_tril):
+    """The guide's parameters that stand for `b` and `R`: `Lambda t = b`."""
     precision = precision_tril @ np.swapaxes(precision_tril, -1, -2)
-    t = np.linalg.solve(precision, linear[..., None])[..., 0]
-    W0_inv = np.linalg.inv(WHITENER)
-    whitener = WHITENER if kernels == 1 else np.stack([WHITENER] * kernels)
+    t = np.linalg.solve(precision, np.asarray(linear)[..., None])[..., 0]
     return {
-        "f_auto_loc": jnp.asarray(t @ WHITENER.T),
-        "f_auto_precision_tril": jnp.linalg.cholesky(W0_inv.T @ precision @ W0_inv),
-        "f_auto_whitener": jnp.asarray(whitener),
+        "f_auto_loc": jnp.asarray(t),
+        "f_auto_precision_tril": jnp.asarray(precision_tril),
     }
 
 
@@ -90,7 +79,7 @@ def test_belief_is_the_density_normalised_on_a_grid(whiten, outputs, kernels):
     guide = gpx.guides.ConditionalGaussian(model, theta="point")
     index = slice(None) if outputs else 0
     params = {
-        **pseudo_observation(LINEAR[index], PRECISION_TRIL[index], kernels),
+        **pseudo_observation(LINEAR[index], PRECISION_TRIL[index]),
         "theta_auto_loc": jnp.log(jnp.asarray([LENGTHSCALE])),
     }
     y = jnp.asarray(Y[:, index])

@@ -147,6 +147,14 @@ def test_blackjax_refuses_what_it_cannot_do(full_gp):
     kernel = Blackjax(sampled, blackjax.elliptical_slice)
     with pytest.raises(ValueError, match=r"also has \['variance', 'lengthscale'"):
         gpx.fit_mcmc(kernel, X, y, key=jr.key(0), num_chains=1, progress=False)
+    points = gpx.inducing.Points(X[:4])
+    noise = gpx.likelihoods.Gaussian(NOISE)
+    unwhitened = gpx.models.svgp(
+        points, kernel=gpx.kernels.RBF(), likelihood=noise, whiten=False
+    )
+    kernel = Blackjax(unwhitened, blackjax.elliptical_slice)
+    with pytest.raises(ValueError, match=r"whitened GP sites only.*\['f'\]"):
+        gpx.fit_mcmc(kernel, X, y, key=jr.key(0), num_chains=1, progress=False)
 
 
 def noisy_model(X, y=None):

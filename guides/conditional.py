@@ -32,8 +32,8 @@ class ConditionalGaussian(GaussianGuide):
     with a precision above that of the prior is of this form.
 
     The parameters `{site}_auto_loc` and `{site}_auto_precision_tril` hold `t` and `R`.
-    (Tried instead: the linear term :math:`\Lambda t` as a parameter, with which the mean
-    moves with every change of :math:`\Lambda` and L-BFGS needs over ten times the steps;
+    (Tried instead: the linear term :math:`\Lambda t` as a parameter, whose mean moves
+    with every change of :math:`\Lambda`, so that L-BFGS needs over ten times the steps;
     and units in which `Kuu` at the start is the identity, which are ill conditioned as
     soon as θ moves.)
 

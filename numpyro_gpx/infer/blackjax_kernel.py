@@ -230,8 +230,8 @@ def _check_whitened(target):
     others = [n for n, site in target.structure.latents.items() if not site.whitened]
     if others:
         raise ValueError(
-            "Elliptical slice sampling needs whitened GP sites only; the model also has "
-            f"{others}. Leave `whiten=True`, fix hyperparameters with "
+            "Elliptical slice sampling needs whitened GP sites only; the model also "
+            f"has {others}. Leave `whiten=True`, fix hyperparameters with "
             "`numpyro.handlers.condition`, or sample in turns with "
             "`numpyro.infer.Gibbs`."
         )

@@ -80,10 +80,12 @@ def _check_rows(model, args, kwargs):
         given = inspect.signature(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a handler around the model, or a wrong call
         return
-    X, y = given.get("X"), given.get("y")
-    if np.ndim(X) and np.ndim(y) and len(X) != len(y):
+    rows = [
+        len(x) for x in (given.get("X"), given.get("y")) if eqx.is_array(x) and x.ndim
+    ]
+    if len(rows) == 2 and rows[0] != rows[1]:
         raise ValueError(
-            f"`X` and `y` must have the same number of rows; got {len(X)} and {len(y)}."
+            f"`X` and `y` must have the same number of rows; got {rows[0]} and {rows[1]}."
         )
 
 

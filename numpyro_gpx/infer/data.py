@@ -85,7 +85,8 @@ def _check_rows(model, args, kwargs):
     ]
     if len(rows) == 2 and rows[0] != rows[1]:
         raise ValueError(
-            f"`X` and `y` must have the same number of rows; got {rows[0]} and {rows[1]}."
+            "`X` and `y` must have the same number of rows; got "
+            f"{rows[0]} and {rows[1]}."
         )
 
 

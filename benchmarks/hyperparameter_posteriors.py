@@ -1,6 +1,6 @@
 """How well do guides find the posterior of the hyperparameters?
 
-    python benchmarks/hyperparameter_posteriors.py [--seeds 5]
+    python benchmarks/hyperparameter_posteriors.py [--seeds 5] [--resume]
 
 A one-dimensional classifier, the same model under NUTS and four guides.
 """
@@ -8,6 +8,7 @@ A one-dimensional classifier, the same model under NUTS and four guides.
 from __future__ import annotations
 
 import argparse
+import json
 
 import jax
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from results import markdown_table, write
+from results import FOLDER, markdown_table, write
 
 import numpyro_gpx as gpx
 
@@ -54,30 +55,24 @@ GUIDES = {
 }
 
 
-def fit_all(seed, num_steps):
+def fit(name, seed, num_steps):
     X, y = make_data(seed)
     key_nuts, key_svi = jr.split(jr.key(seed))
-    yield (
-        "NUTS",
-        gpx.fit_nuts(
+    if name == "NUTS":
+        return gpx.fit_nuts(
             model, X, y, key=key_nuts, num_warmup=500, num_samples=1500, progress=False
-        ),
-    )
-    for name, make_guide in GUIDES.items():
-        yield (
-            name,
-            gpx.fit_svi(
-                model,
-                make_guide(),
-                X,
-                y,
-                key=key_svi,
-                num_steps=num_steps,
-                optimizer=optax.adam(optax.cosine_decay_schedule(0.05, num_steps)),
-                loss=gpx.infer.ELBO(num_particles=8),
-                progress=False,
-            ),
         )
+    return gpx.fit_svi(
+        model,
+        GUIDES[name](),
+        X,
+        y,
+        key=key_svi,
+        num_steps=num_steps,
+        optimizer=optax.adam(optax.cosine_decay_schedule(0.05, num_steps)),
+        loss=gpx.infer.ELBO(num_particles=8),
+        progress=False,
+    )
 
 
 def summarise(fit):
@@ -94,12 +89,19 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--resume", action="store_true", help="skip what is done")
     args = parser.parse_args(arguments)
-    results = []
+    done = FOLDER / "hyperparameter_posteriors.json"
+    results = json.loads(done.read_text())["results"] if args.resume else []
+    finished = {(r["seed"], r["posterior"]) for r in results}
     for seed in range(args.seeds):
-        for name, fit in fit_all(seed, args.steps):
-            results.append({"seed": seed, "posterior": name, **summarise(fit)})
+        for name in ("NUTS", *GUIDES):
+            if (seed, name) in finished:
+                continue
+            found = summarise(fit(name, seed, args.steps))
+            results.append({"seed": seed, "posterior": name, **found})
             print(results[-1], flush=True)
+            done.write_text(json.dumps({"results": results}))
     write("hyperparameter_posteriors", {"results": results}, report(results))
 
 

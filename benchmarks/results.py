@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpyro
 
-__all__ = ["machine", "markdown_table", "write"]
+__all__ = ["FOLDER", "machine", "markdown_table", "write"]
 
 FOLDER = Path(__file__).parent / "results"
 

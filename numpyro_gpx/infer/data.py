@@ -80,9 +80,8 @@ def _check_rows(model, args, kwargs):
         given = inspect.signature(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a handler around the model, or a wrong call
         return
-    rows = [
-        len(x) for x in (given.get("X"), given.get("y")) if eqx.is_array(x) and x.ndim
-    ]
+    found = [given[name] for name in ("X", "y") if name in given]
+    rows = [len(x) for x in found if eqx.is_array(x) and x.ndim]
     if len(rows) == 2 and rows[0] != rows[1]:
         raise ValueError(
             "`X` and `y` must have the same number of rows; got "

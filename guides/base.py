@@ -158,6 +158,11 @@ class GaussianGuide(AutoGuide):
             for name in rising
         }
 
+    @property
+    def theta_name(self) -> str:
+        """Name of the parameter that holds the mean of `q(theta)`."""
+        return f"theta_{self.prefix}_loc"
+
     def initial_theta(self, key, args, kwargs):
         """Unconstrained starting values of the hyperparameters, as one vector."""
         start = initial_values(
@@ -211,7 +216,7 @@ class GaussianGuide(AutoGuide):
 
     def _theta_params(self, args, kwargs):
         loc = numpyro.param(
-            f"theta_{self.prefix}_loc",
+            self.theta_name,
             lambda key: jax.jit(lambda k: self.initial_theta(k, args, kwargs))(key),
         )
         if self.theta == "point":

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.data import observed_values
-from numpyro_gpx.infer.evaluate import pointwise
+from numpyro_gpx.infer.evaluate import pointwise, replicated_draws
 from numpyro_gpx.infer.threads import single_blas_thread
 
 __all__ = ["loo", "to_arviz"]
@@ -60,7 +60,7 @@ def to_arviz(
             groups["log_likelihood"][name] = rows.log_likelihood.reshape(*shape, -1)
             expected[name] = rows.expected_log_likelihood.reshape(*shape, -1)
     if posterior_predictive:
-        groups["posterior_predictive"] = _predictive_draws(fit, shape)
+        groups["posterior_predictive"] = _predictive_draws(fit, flat, shape)
     with warnings.catch_warnings():
         # Dimensions without coordinates, and draws more than chains: as intended.
         warnings.simplefilter("ignore", UserWarning)
@@ -102,6 +102,11 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
     import arviz as az
     import xarray as xr
 
+    if fit.structure.noise:
+        raise ValueError(
+            "`loo` needs a density of each row; the model draws noise at "
+            f"{sorted(fit.structure.noise)}, over which it would have to be averaged."
+        )
     with single_blas_thread():
         draws, log_q = fit.posterior.weighed(num_draws)
     rows = _pointwise(fit, draws, fit.observed_site(site))
@@ -110,7 +115,12 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
         log_ratios = log_ratios + (rows.log_joint - np.asarray(log_q))[:, None]
     log_weights, pareto_k = az.psislw(log_ratios.T.copy())
     elpd = logsumexp(np.asarray(log_weights).T + rows.log_likelihood, axis=0)  # (N,)
-    lpd = logsumexp(rows.log_likelihood, axis=0) - np.log(rows.log_likelihood.shape[0])
+    # The same draws without leaving anything out, weighed towards the target likewise.
+    log_whole = (
+        np.zeros(rows.log_joint.shape) if log_q is None else rows.log_joint - log_q
+    )
+    log_whole = log_whole - logsumexp(log_whole)
+    lpd = logsumexp(rows.log_likelihood + log_whole[:, None], axis=0)
     num_rows = elpd.shape[0]
     good_k = min(1.0 - 1.0 / np.log10(log_ratios.shape[0]), 0.7)
     entries = {
@@ -131,15 +141,16 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
 def _pointwise(fit: Fit, draws: dict, site: str):
     with single_blas_thread():
         draws = {name: jnp.asarray(x) for name, x in draws.items()}
-        rows = pointwise(fit._problem(site), draws, fit._key)
+        rows = pointwise(fit.problem(site), draws, fit.key)
     return jax.tree.map(np.asarray, rows)
 
 
-def _predictive_draws(fit: Fit, shape):
-    """New targets at the training inputs, `(chains, draws, N, ...)` by site."""
-    number = shape[0] * shape[1]
+def _predictive_draws(fit: Fit, flat: dict, shape):
+    """New targets at the training rows, one set for each draw of the posterior."""
     drawn = {}
     for name in fit.structure.observed:
-        x = fit.replicate(site=name).sample(fit._key, number)
+        with single_blas_thread():
+            draws = {site: jnp.asarray(x) for site, x in flat.items()}
+            x = np.asarray(replicated_draws(fit.problem(name), draws, fit.key))
         drawn[name] = x.reshape(*shape, *x.shape[1:])
     return drawn

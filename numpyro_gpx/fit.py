@@ -7,17 +7,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from numpyro import handlers
 
+from numpyro_gpx import checks
 from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
+from numpyro_gpx.infer.data import as_arrays
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.evaluate import Problem, latent_draws, parts_at, sites_at
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
+from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.structure import Structure, abstract_trace, inspect_model
-from numpyro_gpx.infer.target import draw_batch
+from numpyro_gpx.infer.target import draw_batch, require_params
 from numpyro_gpx.infer.threads import single_blas_thread
 from numpyro_gpx.linalg import jitter as jitter_context
 from numpyro_gpx.prediction import Prediction
@@ -119,12 +122,14 @@ class Fit:
             mcmc: The `numpyro.infer.MCMC`.
             args: Arguments of the model, as given to `mcmc.run`.
             engine: Name of the engine; by default that of the kernel.
-            params: Values of the model's `numpyro.param`s, if it has any.
+            params: Values of the model's `numpyro.param`s; by default the kernel's.
             kwargs: Keyword arguments of the model.
         """
         model = mcmc.sampler.model
         batch_size = kwargs.pop("batch_size", None)
         structure = inspect_model(model, args, kwargs)
+        params = kernel_params(mcmc.sampler) if params is None else params
+        require_params(structure, params)
         draws = mcmc.get_samples(group_by_chain=True)
         draws = {name: draws[name] for name in structure.latents}
         extra = mcmc.get_extra_fields(group_by_chain=True)
@@ -187,17 +192,22 @@ class Fit:
                 argument are cut; `None` computes all rows in one piece.
             kwargs: Keyword arguments of the model.
         """
-        problem = self._problem(site)
+        problem = self.problem(site)
         components = self._global_components(num_components)
+        args, kwargs = as_arrays(args, kwargs)
+        if kwargs.get("batch_size") is not None:
+            raise ValueError("`predict` needs all rows; leave `batch_size` out.")
+        if args:
+            checks.finite("X", args[0])
         chunks, sizes = [], []
         with single_blas_thread():
-            for (rows, options), size in _row_chunks(args, kwargs, chunk_rows):
-                fn = sites_at(
-                    problem, components, rows, options, self._key, latent=latent
-                )
+            pieces = _row_chunks(args, kwargs, chunk_rows)
+            for i, ((rows, options), size) in enumerate(pieces):
+                key = jr.fold_in(self.key, i)
+                fn = sites_at(problem, components, rows, options, key, latent=latent)
                 chunks.append(fn)
                 sizes.append(size)
-        return Prediction(chunks, sizes, self._key)
+        return Prediction(chunks, sizes, self.key)
 
     def replicate(self, *, site=None, num_components=None) -> Prediction:
         """The predictive distribution of new targets at the training rows.
@@ -207,11 +217,11 @@ class Fit:
         components = self._all_components(num_components)
         with single_blas_thread():
             fn = sites_at(
-                self._problem(site), components, self.args, self.kwargs, self._key,
+                self.problem(site), components, self.args, self.kwargs, self.key,
                 latent=False,
             )  # fmt: skip
         shape = jax.eval_shape(lambda fn: jax.vmap(lambda f: f.mean)(fn), fn).shape
-        return Prediction([fn], [shape[1]], self._key)
+        return Prediction([fn], [shape[1]], self.key)
 
     def parts(self, *args, site=None, num_components=None, **kwargs):
         """Posterior of each summand of the latent function, by label.
@@ -228,12 +238,12 @@ class Fit:
         Returns:
             A dictionary of `Prediction`s of the parts of the function.
         """
-        problem = self._problem(site)
+        problem = self.problem(site)
         components = self._global_components(num_components)
         with single_blas_thread():
-            parts = parts_at(problem, components, args, kwargs, self._key)
+            parts = parts_at(problem, components, args, kwargs, self.key)
         size = np.shape(args[0])[0]
-        return {name: Prediction([fn], [size], self._key) for name, fn in parts.items()}
+        return {name: Prediction([fn], [size], self.key) for name, fn in parts.items()}
 
     def functions(self, key, num_draws: int, *, site=None) -> Callable:
         """Coherent draws of the latent function.
@@ -248,16 +258,14 @@ class Fit:
             values `(num_draws, N)` or `(num_draws, N, P)`, rows jointly drawn. Ask for
             all rows in one call; each call forms their N x N covariance.
         """
-        problem = self._problem(site)
-        flat = self.draws(num_draws)
-        index = jr.choice(key, next(iter(flat.values())).shape[0], (num_draws,))
-        draws = {
-            name: jnp.asarray(flat[name])[index] for name in self.structure.global_sites
-        }
+        problem = self.problem(site)
+        key_draws, key_rest = jr.split(key)
+        drawn = self.posterior.sample(key_draws, num_draws)
+        draws = {name: drawn[name] for name in self.structure.global_sites}
 
         def values(*args, **kwargs) -> np.ndarray:
             with single_blas_thread():
-                return np.asarray(latent_draws(problem, draws, args, kwargs, key))
+                return np.asarray(latent_draws(problem, draws, args, kwargs, key_rest))
 
         return values
 
@@ -289,7 +297,7 @@ class Fit:
 
             return jax.lax.map(one, keys)
 
-        key = self._key if key is None else key
+        key = self.key if key is None else key
         with jitter_context(self.jitter), single_blas_thread():
             values = np.asarray(
                 estimates(jr.split(key, num_particles), self.params, self.args)
@@ -312,11 +320,13 @@ class Fit:
         save_fit(self, path)
 
     @property
-    def _key(self):
+    def key(self):
+        """The key of everything that must not change from call to call."""
         # Predictions must not change from call to call, nor after loading.
         return jr.key(0)
 
-    def _problem(self, site=None) -> Problem:
+    def problem(self, site=None) -> Problem:
+        """What is needed to evaluate the model at one observed site."""
         return Problem(
             self.model,
             self.params,
@@ -343,7 +353,13 @@ class Fit:
     def _all_components(self, number):
         if number not in self._components:
             with single_blas_thread():
-                self._components[number] = self.posterior.components(number)
+                # Noise and row-local sites are drawn once for each component.
+                random_rows = bool(self.structure.noise) or any(
+                    site.row_local for site in self.structure.latents.values()
+                )
+                self._components[number] = self.posterior.components(
+                    number, random_rows=random_rows
+                )
         return self._components[number]
 
 
@@ -356,6 +372,15 @@ def engine_name(kernel) -> str:
     if isinstance(kernel, Blackjax):
         return kernel.name
     return type(kernel).__name__.lower()
+
+
+def kernel_params(kernel) -> dict:
+    """Values of `numpyro.param`s that a kernel evaluates its model with."""
+    if isinstance(kernel, Blackjax | SGHMC):
+        return dict(kernel.params or {})
+    if isinstance(kernel.model, handlers.substitute):
+        return dict(kernel.model.data or {})
+    return {}
 
 
 def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:

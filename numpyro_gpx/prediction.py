@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 from jax.scipy.special import logsumexp
 
+from numpyro_gpx import checks
 from numpyro_gpx.distributions import ExpectedLikelihood
 
 __all__ = ["Prediction"]
@@ -87,6 +88,7 @@ class Prediction:
                 f"`y` must have the shape {self._moments[0].shape} of the predictions; "
                 f"got {y.shape}."
             )
+        checks.finite("y", y)
         standard = (y - self._shift) / self._scale if self._rescaled else y
         pieces, start = [], 0
         for chunk, size in zip(self._chunks, self._sizes, strict=True):
@@ -153,6 +155,10 @@ def _mixture_log_prob(chunk, y):
 @eqx.filter_jit
 def _mixture_sample(chunk, key, num_draws: int):
     number = jax.tree.leaves(chunk)[0].shape[0]
+    if num_draws < number:  # from all over the components, not the first chain's
+        index = np.linspace(0, number - 1, num_draws).round().astype(int)
+        chunk = jax.tree.map(lambda x: x[index], chunk)
+        number = num_draws
     rounds = -(-num_draws // number)
     keys = jr.split(key, number)
     draws = jax.vmap(lambda fn, k: fn.sample(k, (rounds,)))(chunk, keys)

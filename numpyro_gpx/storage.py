@@ -18,6 +18,7 @@ import numpy as np
 from numpyro_gpx import guides
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
+from numpyro_gpx.infer.structure import inspect_model
 
 __all__ = ["load_fit", "save_fit"]
 
@@ -31,6 +32,7 @@ def save_fit(fit: Fit, path) -> None:
     record: dict[str, Any] = {
         "format": _FORMAT,
         "engine": fit.engine,
+        "sites": sorted(fit.structure.latents),
         "seconds": fit.seconds,
         "jitter": fit.jitter,
         "batch_size": fit.batch_size,
@@ -79,6 +81,12 @@ def load_fit(path, model) -> Fit:
     args = tuple(_restore(arrays, x) for x in record["args"])
     kwargs = {name: _restore(arrays, x) for name, x in record["kwargs"].items()}
     params = {name: jnp.asarray(arrays[x]) for name, x in record["params"].items()}
+    sites = sorted(inspect_model(model, args, kwargs).latents)
+    if sites != record["sites"]:
+        raise ValueError(
+            "`model` must be the one that was fitted, with the sites "
+            f"{record['sites']}; it has {sites}."
+        )
     return Fit(
         model, args, kwargs, _posterior(record, arrays, model, args, kwargs, params),
         engine=record["engine"], params=params, seconds=record["seconds"],
@@ -108,6 +116,11 @@ def _posterior(record, arrays, model, args, kwargs, params):
 
 def _store_all(arrays, prefix, values):
     for name, x in values.items():
+        if not isinstance(x, np.ndarray | jnp.ndarray):
+            raise ValueError(
+                f"`{prefix}/{name}` of the fit cannot be saved: it must be an array; "
+                f"got {type(x).__name__}."
+            )
         arrays[f"{prefix}/{name}"] = np.asarray(x)
     return {name: f"{prefix}/{name}" for name in values}
 

@@ -14,6 +14,7 @@ from numpyro.infer import MCMC, NUTS, SVI, init_to_value
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.prediction import Prediction
 
 NOISE = 0.3
 TREND = gpx.kernels.RBF(variance=1.3, lengthscale=1.6)
@@ -266,6 +267,112 @@ def test_local_sites_come_from_their_prior_in_predictions():
     y = gpx.predictive(local, flat)(jr.key(0), jnp.asarray(X))["y"]
     assert y.shape == (50, 25)
     assert_allclose(np.mean(y), 3.0, atol=0.05)
+
+
+def chains_at(*levels, draws=200):
+    """A fit with one chain for each level of `v`, constant along it."""
+    values = np.stack([np.full((draws, 25), level) for level in levels])
+    return gpx.Fit(model, (X, Y), {}, ChainPosterior({"f": values}), engine="nuts")
+
+
+def test_few_draws_come_from_all_chains():
+    """5 standard errors of 100 draws, on 9 rows: false alarms below 1e-5."""
+    both = chains_at(0.0, 1.0).predict(X_NEW)
+    sampled = both.sample(jr.key(0), 100)
+    assert np.all(np.abs(sampled.mean(axis=0) - both.mean) < 0.5 * both.sd)
+    halves = [sampled[:50].mean(), sampled[50:].mean()]
+    assert abs(halves[1] - halves[0]) > 0.1  # one chain each, as the components are
+
+
+def test_replicated_targets_belong_to_their_draws():
+    idata = chains_at(0.0, 1.0, draws=20).to_arviz(log_likelihood=False)
+    replicated = idata.posterior_predictive["y"].values.mean(axis=(1, 2))
+    low, high = (chains_at(level).predict(X).mean.mean() for level in (0.0, 1.0))
+    assert abs(high - low) > 0.2
+    # 500 targets of noise 0.3: a standard error of 0.014.
+    assert_allclose(replicated, [low, high], atol=0.07)
+
+
+def test_function_draws_differ_from_key_to_key(fit):
+    one, two = (fit.functions(jr.key(k), 30)(X_NEW) for k in (0, 1))
+    assert len(np.unique(np.concatenate([one, two])[:, 0])) == 60
+
+
+def test_noise_between_layers_is_averaged_over_in_predictions():
+    """One component would be one draw of the noise, whatever the guide knows."""
+
+    def noisy(inputs, y=None):
+        f = gpx.gp("f", TREND, inducing=gpx.inducing.Points(X[::8]))
+        with numpyro.plate("data", inputs.shape[0]):
+            h = gpx.propagate("h", f(inputs))
+            gpx.observe("y", 3.0 * h, gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+    guide = gpx.guides.WhitenedGaussian(noisy)
+    svi = gpx.fit_svi(noisy, guide, X, Y, key=jr.key(0), num_steps=5, progress=False)
+    far = np.full((8, 1), 90.0)  # there `h` has the prior's variance
+    # 8 rows of 100 components: 0.2 is 4 standard errors of the mean variance.
+    var = svi.predict(far).var.mean()
+    assert_allclose(var, 9.0 * 1.3 + NOISE**2, rtol=0.2)
+    with pytest.raises(ValueError, match=r"model draws noise at \['h/noise'\]"):
+        gpx.loo(svi)
+
+
+def lengthscale_model(step):
+    def free(inputs, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        kernel = gpx.kernels.RBF(variance=1.0, lengthscale=scale)
+        f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(X[::step]))
+        with numpyro.plate("data", inputs.shape[0]):
+            gpx.observe("y", f(inputs), gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+    return free
+
+
+def test_a_warm_start_may_have_another_number_of_inducing_points():
+    options = dict(key=jr.key(0), progress=False)
+    one, two = lengthscale_model(6), lengthscale_model(3)
+    first = gpx.fit_lbfgs(one, gpx.guides.OptimalGaussian(one), X, Y, **options)
+    guide = gpx.guides.WhitenedGaussian(two)
+    again = gpx.fit_svi(two, guide, X, Y, num_steps=1, init=first, **options)
+    found = first.draws(4)["scale"][0]
+    assert abs(found - 1.0) > 0.1
+    assert_allclose(again.draws(4)["scale"], found, rtol=0.02)
+
+
+def test_hyperparameters_fixed_by_condition_are_not_targets():
+    fixed = numpyro.handlers.condition(
+        lengthscale_model(6), data={"scale": jnp.asarray(0.7)}
+    )
+    guide = gpx.guides.OptimalGaussian(fixed)
+    one = gpx.fit_lbfgs(fixed, guide, X, Y, key=jr.key(0), progress=False)
+    assert one.structure.observed == ("y",)
+    assert one.predict(X_NEW).mean.shape == (9,)
+
+
+def test_predictions_refuse_what_fits_refuse(fit):
+    with pytest.raises(ValueError, match="`X` must be finite"):
+        fit.predict(np.full((3, 1), np.nan))
+    with pytest.raises(ValueError, match="leave `batch_size` out"):
+        fit.predict(X_NEW, batch_size=5)
+    with pytest.raises(ValueError, match="`y` must be finite"):
+        fit.predict(X_NEW).log_prob(np.full(9, np.nan))
+
+
+def test_fits_are_not_loaded_with_another_model(fit, tmp_path):
+    fit.save(tmp_path / "fit")
+    other = gpx.models.svgp(gpx.inducing.Data(X))
+    with pytest.raises(ValueError, match=r"with the sites \['f'\]; it has \['f', "):
+        gpx.load_fit(tmp_path / "fit", other)
+
+
+def test_standardised_outputs_have_their_own_jacobians():
+    rng = np.random.default_rng(4)
+    raw_y = rng.normal(size=(20, 2)) * [5.0, 0.1] + [3.0, -8.0]
+    data = gpx.standardise(rng.normal(size=(20, 1)), raw_y)
+    standard = dist.Normal(jnp.zeros((1, 20, 2)), jnp.ones((1, 20, 2)))
+    back = Prediction([standard], [20], jr.key(0)).rescaled(data.y_shift, data.y_scale)
+    expected = scipy.stats.norm(data.y_shift, data.y_scale).logpdf(raw_y).sum(axis=1)
+    assert_allclose(back.log_prob(raw_y), expected, rtol=1e-10)
 
 
 def test_standardised_predictions_are_in_original_units():

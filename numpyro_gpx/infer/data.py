@@ -27,6 +27,7 @@ def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Arguments with NumPy arrays and lists of numbers turned into JAX arrays."""
 
     def convert(name, x):
+        x = np.asarray(x) if isinstance(x, list) else x
         if isinstance(x, np.ndarray | jax.Array):
             if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
                 raise ValueError(
@@ -55,7 +56,7 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
     if args and eqx.is_array(args[0]):
         # The first argument is the inputs by convention; they have no mask.
         checks.finite("X", args[0])
-    _check_rows(model, args, kwargs)
+    _check_rows(args)
     trace, values = _observed(model, args, kwargs)
     if not values:
         raise ValueError(
@@ -71,21 +72,16 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
     return structure_of(trace)
 
 
-def _check_rows(model, args, kwargs):
-    """Raise if arguments named `X` and `y` differ in length.
+def _check_rows(args):
+    """Raise if the first two arguments, inputs and targets, differ in length.
 
     Inside the model it would go unseen: `y[i]` past the end is the last row in JAX.
     """
-    try:
-        given = inspect.signature(model).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # a handler around the model, or a wrong call
-        return
-    found = [given[name] for name in ("X", "y") if name in given]
-    rows = [len(x) for x in found if eqx.is_array(x) and x.ndim]
+    rows = [len(x) for x in args[:2] if eqx.is_array(x) and x.ndim]
     if len(rows) == 2 and rows[0] != rows[1]:
         raise ValueError(
-            "`X` and `y` must have the same number of rows; got "
-            f"{rows[0]} and {rows[1]}."
+            "The first two arguments of the model, inputs and targets, must have the "
+            f"same number of rows; got {rows[0]} and {rows[1]}."
         )
 
 

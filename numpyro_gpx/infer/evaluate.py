@@ -20,7 +20,15 @@ from numpyro_gpx.infer.target import log_terms, trace_model
 from numpyro_gpx.latents import GaussianLatent, MixtureLatent
 from numpyro_gpx.linalg import jitter
 
-__all__ = ["Pointwise", "Problem", "latent_draws", "parts_at", "pointwise", "sites_at"]
+__all__ = [
+    "Pointwise",
+    "Problem",
+    "latent_draws",
+    "parts_at",
+    "pointwise",
+    "replicated_draws",
+    "sites_at",
+]
 
 # Components evaluated at once: enough to keep the cores busy, and bounded memory.
 _BATCH = 16
@@ -76,6 +84,18 @@ def sites_at(problem: Problem, components, args, kwargs, key, *, latent: bool):
         return _latent_marginals(fn) if latent else _without_sources(fn)
 
     return _map(one, components, key)
+
+
+@eqx.filter_jit
+def replicated_draws(problem: Problem, draws, key):
+    """New targets at the training rows, one set for each draw, `(S, N, ...)`."""
+    args, kwargs = problem.train
+
+    def one(draw, key):
+        key_site, key_target = jr.split(key)
+        return _site(problem, draw, args, kwargs, key_site).sample(key_target)
+
+    return _map(one, draws, key)
 
 
 @eqx.filter_jit

@@ -37,8 +37,20 @@ class Posterior(abc.ABC):
         """Draws `(chains, draws, ...)` by site."""
 
     @abc.abstractmethod
-    def components(self, num_components: int | None = None) -> dict[str, Any]:
-        """Site values with a leading axis; the same at each call."""
+    def components(
+        self, num_components: int | None = None, *, random_rows: bool = False
+    ) -> dict[str, Any]:
+        """Site values with a leading axis; the same at each call.
+
+        Args:
+            num_components: How many.
+            random_rows: Whether the model draws anything for each component, so that
+                one would not do even if the posterior has nothing random.
+        """
+
+    @abc.abstractmethod
+    def sample(self, key, num_draws: int) -> dict[str, Any]:
+        """Draws `(num_draws, ...)` by site, chosen by `key`."""
 
     @abc.abstractmethod
     def weighed(self, num_draws: int) -> tuple[dict, np.ndarray | None]:
@@ -67,13 +79,19 @@ class ChainPosterior(Posterior):
         index = _evenly(length, -(-num_draws // num_chains))
         return {name: x[:, index] for name, x in self.draws.items()}
 
-    def components(self, num_components=None):
+    def components(self, num_components=None, *, random_rows=False):
         if not self.draws:  # a model without latent sites
             return {}
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.draws.items()}
         total = next(iter(flat.values())).shape[0]
         index = _evenly(total, num_components or _MAX_CHAIN_COMPONENTS)
         return {name: jnp.asarray(x[index]) for name, x in flat.items()}
+
+    def sample(self, key, num_draws):
+        flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.draws.items()}
+        total = next(iter(flat.values())).shape[0] if flat else 1
+        index = jr.choice(key, total, (num_draws,), replace=num_draws > total)
+        return {name: jnp.asarray(x)[index] for name, x in flat.items()}
 
     def weighed(self, num_draws):
         return self.components(num_draws), None
@@ -116,9 +134,9 @@ class GuidePosterior(Posterior):
             for name, x in draws.items()
         }
 
-    def components(self, num_components=None):
+    def components(self, num_components=None, *, random_rows=False):
         number = num_components or _NUM_COMPONENTS
-        if self.deterministic_given_beliefs():
+        if self.deterministic_given_beliefs() and not random_rows:
             number = 1
         keys = jr.split(self.key, number)
         return _beliefs(*self._call, keys)
@@ -134,6 +152,9 @@ class GuidePosterior(Posterior):
 
         jax.eval_shape(run, self.key)
         return not any(random)
+
+    def sample(self, key, num_draws):
+        return _draw(*self._call, jr.split(key, num_draws))[0]
 
     def weighed(self, num_draws):
         keys = jr.split(self.key, num_draws)

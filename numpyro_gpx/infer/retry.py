@@ -41,7 +41,7 @@ def with_retry(run: Callable[[float | None], T], model, args, kwargs, params) ->
     try:
         return run(explicit_jitter())
     except NotFinite as first:
-        larger = _LARGER * current_jitter(jnp.result_type(float))
+        larger = _LARGER * current_jitter(_data_dtype(args))
         warnings.warn(
             f"{first} Starting again with a relative jitter of {larger:.0e}.",
             RuntimeWarning,
@@ -55,6 +55,16 @@ def with_retry(run: Callable[[float | None], T], model, args, kwargs, params) ->
             f"{second} A relative jitter of {larger:.0e} did not help either. "
             f"{_diagnosis(model, args, kwargs, params)}"
         ) from None
+
+
+def _data_dtype(args):
+    """The floating dtype of the data; float32 data may live beside float64."""
+    floats = [
+        x.dtype
+        for x in jax.tree.leaves(args)
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    return jnp.result_type(*floats) if floats else jnp.result_type(float)
 
 
 def _diagnosis(model, args, kwargs, params) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_gpx.fit import Fit, engine_name
+from numpyro_gpx.fit import Fit, engine_name, kernel_params
 from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
 from numpyro_gpx.infer.noise import as_latent_noise
 from numpyro_gpx.infer.noise import noise_sets as make_noise_sets
@@ -137,7 +137,7 @@ def fit_sghmc(
     )  # fmt: skip
     fit = fit_mcmc(
         kernel, *args, key=key, batch_size=batch_size, num_warmup=num_warmup,
-        num_samples=num_samples, num_chains=num_chains, params=params, init=init,
+        num_samples=num_samples, num_chains=num_chains, init=init,
         progress=progress, **kwargs,
     )  # fmt: skip
     fit.info.update(step_size=step_size, num_steps=num_steps)
@@ -168,14 +168,20 @@ def fit_mcmc(
         num_warmup: Warm-up steps of each chain.
         num_samples: Draws of each chain.
         num_chains: Chains, run one after the other.
-        params: Values of the model's `numpyro.param`s.
+        params: Not here; give them to the kernel.
         init: Start chains from draws of another fit.
         progress: Whether to show progress bars.
         engine: Name of the engine in reports.
         kwargs: Further arguments of the model.
     """
     args, kwargs = as_arrays(args, kwargs)
-    params = _params(params)
+    if params is not None:
+        raise ValueError(
+            "`params` must be given to the kernel, which evaluates the model: "
+            "`SGHMC(model, params=...)`, `Blackjax(model, ..., params=...)`, or "
+            "`HMC(numpyro.handlers.substitute(model, data=params))`."
+        )
+    params = kernel_params(kernel)
     return _fit(
         lambda key: (kernel, None), kernel.model, args, kwargs, key,
         batch_size=batch_size, num_warmup=num_warmup, num_samples=num_samples,
@@ -281,14 +287,13 @@ def _chain_starts(key, init, structure, num_chains):
 
 
 def _potential_starts(key, target, start, num_chains):
-    """Starts of the chains, with a finite density."""
-    if start is None:
-        keys = jr.split(key, num_chains)
-        start = jax.jit(jax.vmap(target.initial))(keys)
-        if num_chains == 1:
-            start = {name: x[0] for name, x in start.items()}
-    one = start if num_chains == 1 else {name: x[0] for name, x in start.items()}
-    value = float(jax.jit(target.log_density)(one))
-    if not np.isfinite(value):
-        raise NotFinite(f"The log density is {value} at the starting point.")
-    return start
+    """Starts of the chains, apart from each other and with a finite density."""
+    keys = jr.split(key, num_chains)
+    spread = jax.jit(jax.vmap(target.initial))(keys)
+    if start is not None:
+        given = start if num_chains > 1 else {n: x[None] for n, x in start.items()}
+        spread = {**spread, **given}  # noise sites of target B have no other start
+    values = np.asarray(jax.jit(jax.vmap(target.log_density))(spread))
+    if not np.all(np.isfinite(values)):
+        raise NotFinite(f"The log density is {values} at the starting points.")
+    return spread if num_chains > 1 else {n: x[0] for n, x in spread.items()}

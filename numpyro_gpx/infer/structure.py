@@ -12,6 +12,8 @@ import jax.random as jr
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
+from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
+
 __all__ = [
     "LatentSite",
     "Plate",
@@ -66,7 +68,7 @@ class Structure(NamedTuple):
     Attributes:
         latents: Latent sites by name, noise sites left out.
         noise: Shapes of the sites that are drawn afresh (`gpx.propagate`).
-        observed: Names of the observed sites.
+        observed: Names of the observed sites that hold data.
         params: Names of `numpyro.param`s.
         plates: The subsampled plates.
     """
@@ -134,10 +136,11 @@ def arrays_and_rest(args: tuple, kwargs: dict):
 def structure_of(trace: dict[str, Any]) -> Structure:
     """The sites of a trace."""
     plates = _subsampled_plates(trace)
+    targets = _targets(trace)
     row_plates = {
         frame.name
-        for site in trace.values()
-        if site["type"] == "sample" and site["is_observed"]
+        for name in targets
+        for site in [trace[name]]
         for frame in site["cond_indep_stack"]
     }
     latents, noise, observed, params = {}, {}, [], []
@@ -147,12 +150,33 @@ def structure_of(trace: dict[str, Any]) -> Structure:
         if site["type"] != "sample":
             continue
         if site["is_observed"]:
-            observed.append(name)
+            if name in targets:
+                observed.append(name)
         elif site["infer"].get("noise"):
             noise[name] = jnp.shape(site["value"])
         else:
             latents[name] = _latent_site(name, site, plates, row_plates)
     return Structure(latents, noise, tuple(observed), tuple(params), plates)
+
+
+def _targets(trace) -> list[str]:
+    """Observed sites that hold data: made here, or inside a plate.
+
+    Others, such as hyperparameters fixed by `handlers.condition`, count only if there
+    is nothing else.
+    """
+    observed = {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+    data = [
+        name
+        for name, site in observed.items()
+        if isinstance(site["fn"], ExpectedLikelihood | ExactRegression)
+        or site["cond_indep_stack"]
+    ]
+    return data or list(observed)
 
 
 def _subsampled_plates(trace):

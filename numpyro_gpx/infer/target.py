@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 from numpyro import handlers
 
@@ -26,6 +27,10 @@ __all__ = [
     "require_params",
     "trace_model",
 ]
+
+
+# Standard deviation of the chains' starting points on the real line.
+_SPREAD = 0.3
 
 
 class Target:
@@ -61,6 +66,11 @@ class Target:
 
     def terms(self, z: dict, *, key=None, batch: dict | None = None):
         """Log prior (with Jacobians) and expected log likelihood, apart."""
+        missing = sorted(set(self.structure.latents) - set(z))
+        if missing:
+            raise ValueError(
+                f"`z` must have a value of every site; it lacks {missing}."
+            )
         key = jr.key(0) if key is None else key
         if self.noise is None:
             return self._terms(z, key, batch or {}, {})
@@ -74,7 +84,12 @@ class Target:
         return self.structure.constrain(z)
 
     def initial(self, key, init_strategy=init_to_prior_median, values=None) -> dict:
-        """Unconstrained starting values; sites in `values` start there."""
+        """Unconstrained starting values; sites in `values` start there.
+
+        The others are spread about `init_strategy`, so that chains start apart and
+        R-hat can see whether they have met.
+        """
+        key, key_spread = jr.split(key)
         start = initial_values(
             self.model, self.structure, self.args, self.kwargs, key,
             init_strategy=init_strategy, params=self.params,
@@ -83,7 +98,11 @@ class Target:
             if name in start:
                 start[name] = jnp.asarray(value, start[name].dtype)
         z = self.structure.unconstrain(start)
-        return {name: _all_rows(self.structure, name, x) for name, x in z.items()}
+        z = {name: _all_rows(self.structure, name, x) for name, x in z.items()}
+        flat, unravel = ravel_pytree(z)
+        moved = flat + _SPREAD * jr.normal(key_spread, flat.shape, flat.dtype)
+        moved = unravel(moved)
+        return {n: x if n in (values or {}) else moved[n] for n, x in z.items()}
 
     def _terms(self, z, key, batch, noise):
         rows = {

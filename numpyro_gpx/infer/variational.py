@@ -15,7 +15,7 @@ import optax
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.infer import SVI, init_to_value
+from numpyro.infer import SVI
 
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
@@ -23,7 +23,7 @@ from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite, with_retry
-from numpyro_gpx.infer.structure import arrays_and_rest
+from numpyro_gpx.infer.structure import abstract_trace, arrays_and_rest
 from numpyro_gpx.infer.target import draw_batch
 from numpyro_gpx.infer.threads import single_blas_thread
 
@@ -76,18 +76,19 @@ def fit_svi(
     svi = SVI(model, guide, optimizer, ELBO() if loss is None else loss)
     batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
     batched_structure = check_batched(model, args, batched, structure, batch_size)
-    guide_setup(guide, args, batched, init)
+    guide_setup(guide, args, batched)
+    start = _warm_start(init, model, guide, args, batched)
 
     def run(jitter):
         with single_blas_thread():
             return _run_svi(
                 svi, batched_structure, args, batched, key, num_steps, tolerance,
-                _start(init), progress,
+                start, progress,
             ), jitter  # fmt: skip
 
     result, jitter = with_retry(run, model, args, batched, None)
     posterior = GuidePosterior(
-        guide, result.params, args, kwargs, key=jr.key(1), jitter=jitter
+        guide, result.params, args, kwargs, key=jr.fold_in(key, 1), jitter=jitter
     )
     return Fit(
         model, args, kwargs, posterior,
@@ -136,8 +137,9 @@ def fit_lbfgs(
             "Use `fit_svi`."
         )
     svi = SVI(model, guide, optax.identity(), ELBO())
-    guide_setup(guide, args, kwargs, init)
-    untrained = GuidePosterior(guide, {}, args, kwargs, key=jr.key(1))
+    guide_setup(guide, args, kwargs)
+    start = _warm_start(init, model, guide, args, kwargs)
+    untrained = GuidePosterior(guide, {}, args, kwargs, key=key)
     if not untrained.deterministic_given_beliefs():
         raise ValueError(
             "`fit_lbfgs` needs a deterministic guide; "
@@ -148,12 +150,12 @@ def fit_lbfgs(
     def run(jitter):
         with single_blas_thread():
             return _run_lbfgs(
-                svi, args, kwargs, key, max_steps, _start(init), progress
+                svi, args, kwargs, key, max_steps, start, progress
             ), jitter
 
     result, jitter = with_retry(run, model, args, kwargs, None)
     posterior = GuidePosterior(
-        guide, result.params, args, kwargs, key=jr.key(1), jitter=jitter
+        guide, result.params, args, kwargs, key=jr.fold_in(key, 1), jitter=jitter
     )
     return Fit(
         model, args, kwargs, posterior,
@@ -163,16 +165,41 @@ def fit_lbfgs(
     )  # fmt: skip
 
 
-def guide_setup(guide, args, kwargs, init: Fit | None) -> None:
+def guide_setup(guide, args, kwargs) -> None:
     """Let the guide learn the model's sites from concrete arguments."""
     from numpyro_gpx.guides.base import GaussianGuide
 
+    if isinstance(guide, GaussianGuide):
+        guide.setup(*args, **kwargs)
+
+
+def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] | None:
+    """Parameters of another fit, where names and shapes agree; else its mean θ."""
+    if init is None:
+        return None
+    shapes = {}
+    for function in (model, guide):
+        for name, site in abstract_trace(function, args, kwargs).items():
+            if site["type"] == "param":
+                shapes[name] = jnp.shape(site["value"])
+    same = {n: x for n, x in init.params.items() if jnp.shape(x) == shapes.get(n)}
+    return {**_mean_theta(init, guide), **same}
+
+
+def _mean_theta(init: Fit, guide) -> dict:
+    """The start of a Gaussian guide's `q(theta)` at the mean of other draws."""
+    from numpyro_gpx.guides.base import GaussianGuide
+
     if not isinstance(guide, GaussianGuide):
-        return
-    guide.setup(*args, **kwargs)
-    if init is not None:
-        means = {name: x.mean(axis=0) for name, x in init.draws().items()}
-        guide.init_loc_fn = init_to_value(values=means)
+        return {}
+    draws, sites = init.draws(), guide.structure.latents
+    names = guide.structure.hyperparameters
+    if not names or not all(
+        n in draws and draws[n].shape[1:] == sites[n].shape for n in names
+    ):
+        return {}
+    means = {n: jnp.asarray(draws[n].mean(axis=0)) for n in names}
+    return {guide.theta_name: ravel_pytree(guide.structure.unconstrain(means))[0]}
 
 
 # For what runs once: compiling fast matters, running fast does not.
@@ -300,7 +327,3 @@ class _Stopper:
         else:
             self.waited += 1
         return self.waited >= self.patience
-
-
-def _start(init: Fit | None) -> dict[str, Any] | None:
-    return dict(init.params) if init is not None and init.params else None

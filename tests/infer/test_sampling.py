@@ -256,6 +256,32 @@ def test_parameters_come_from_a_variational_fit(full_gp):
     )
 
 
+def test_parameters_are_given_to_the_kernel_that_uses_them(full_gp):
+    from numpyro.handlers import substitute
+    from numpyro.infer import HMC
+
+    _, X, y, _, _ = full_gp
+    params = {"Z": jnp.array([[-1.5], [0.2], [1.4]])}
+    with pytest.raises(ValueError, match="must be given to the kernel"):
+        gpx.fit_mcmc(HMC(learnt_points), X, y, key=jr.key(0), params=params)
+    fixed = HMC(substitute(learnt_points, data=params))
+    options = dict(num_warmup=20, num_samples=20, num_chains=1, progress=False)
+    fit = gpx.fit_mcmc(fixed, X, y, key=jr.key(0), **options)
+    assert_allclose(fit.params["Z"], params["Z"])
+
+
+def test_chains_start_apart_and_target_b_starts_its_noise():
+    X, y = jnp.array([[-0.5], [0.9], [1.6]]), jnp.array([0.5, 1.1, 0.2])
+    options = dict(num_warmup=1, num_samples=2, progress=False)
+    first = gpx.fit_nuts(noisy_model, X, y, key=jr.key(0), **options)
+    assert not np.allclose(*first.chains()["f"])
+    again = gpx.fit_nuts(
+        noisy_model, X, y, key=jr.key(1), init=first, noise_sets=None, **options
+    )
+    assert again.info["noise"] == "B"
+    assert "h/noise" in again.posterior.draws
+
+
 def test_nuts_refuses_minibatches(full_gp):
     model, X, y, _, _ = full_gp
     with pytest.raises(ValueError, match=r"needs all rows.*`batch_size=4`"):

@@ -335,7 +335,7 @@ def test_a_warm_start_may_have_another_number_of_inducing_points():
     guide = gpx.guides.WhitenedGaussian(two)
     again = gpx.fit_svi(two, guide, X, Y, num_steps=1, init=first, **options)
     found = first.draws(4)["scale"][0]
-    assert abs(found - 1.0) > 0.1
+    assert abs(found - 1.0) > 0.03  # where it would start otherwise
     assert_allclose(again.draws(4)["scale"], found, rtol=0.02)
 
 
@@ -369,7 +369,7 @@ def test_standardised_outputs_have_their_own_jacobians():
     rng = np.random.default_rng(4)
     raw_y = rng.normal(size=(20, 2)) * [5.0, 0.1] + [3.0, -8.0]
     data = gpx.standardise(rng.normal(size=(20, 1)), raw_y)
-    standard = dist.Normal(jnp.zeros((1, 20, 2)), jnp.ones((1, 20, 2)))
+    standard = jax.vmap(dist.Normal)(jnp.zeros((1, 20, 2)), jnp.ones((1, 20, 2)))
     back = Prediction([standard], [20], jr.key(0)).rescaled(data.y_shift, data.y_scale)
     expected = scipy.stats.norm(data.y_shift, data.y_scale).logpdf(raw_y).sum(axis=1)
     assert_allclose(back.log_prob(raw_y), expected, rtol=1e-10)

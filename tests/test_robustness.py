@@ -111,7 +111,7 @@ BAD = {
     "NaN in X": (
         MODEL, np.where(_X == _X[2, 1], np.nan, _X), Y, r"`X` must be finite.*\(2, 1\)"
     ),
-    "rows": (MODEL, _X, Y[:7], r"inputs and targets, must have the same number of rows; got 12"),
+    "rows": (MODEL, _X, Y[:7], "must have the same number of rows; got 12 and 7"),
     "column": (MODEL, _X, Y[:, None], r"got \(12, 1\). Pass `y\[:, 0\]`"),
     "NaN in y": (MODEL, _X, WITH_NAN, "`y` must be finite; got nan at index 3"),
     "labels": (BERNOULLI, _X, np.sign(Y), r"labels 0 and 1 .*`\(y \+ 1\) / 2`"),

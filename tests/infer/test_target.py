@@ -162,9 +162,13 @@ def test_local_sites_hold_all_rows_and_batches_take_theirs():
 def test_starting_values_are_unconstrained_and_may_be_given():
     target = Target(model, (X, y))
     values = {"lengthscale": 1.9, "other": 0.4}
-    z = jax.jit(lambda key: target.initial(key, values=values))(jr.key(2))
+    start = jax.jit(jax.vmap(lambda key: target.initial(key, values=values)))
+    many = start(jr.split(jr.key(2), 2000))
+    z = {name: x[0] for name, x in many.items()}
     assert set(z) == set(POINT)
-    assert_allclose(z["f"], 0.0)
+    # Spread about 0, so that chains start apart: sd 0.3 to 5 standard errors of 2000.
+    assert_allclose(many["f"].std(axis=0), 0.3, rtol=5.0 / np.sqrt(2.0 * 2000))
+    assert_allclose(many["f"].mean(axis=0), 0.0, atol=5.0 * 0.3 / np.sqrt(2000))
     assert_allclose(target.constrain(z)["lengthscale"], 1.9, rtol=1e-12)
     assert z["weights"].shape == (2,)
 

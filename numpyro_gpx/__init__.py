@@ -18,9 +18,10 @@ from numpyro_gpx import (
 )
 from numpyro_gpx.comparison import compare
 from numpyro_gpx.diagnostics import loo, to_arviz
-from numpyro_gpx.fit import Fit, predictive
+from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer import fit_lbfgs, fit_mcmc, fit_nuts, fit_sghmc, fit_svi
 from numpyro_gpx.linalg import jitter
+from numpyro_gpx.rows import predictive
 from numpyro_gpx.scaling import standardise
 from numpyro_gpx.sites import exact, gp, observe, propagate
 from numpyro_gpx.storage import load_fit

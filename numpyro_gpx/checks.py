@@ -8,17 +8,44 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from numpyro.util import not_jax_tracer
+from numpyro.util import is_prng_key, not_jax_tracer
 
 __all__ = [
     "exact_targets",
     "finite",
+    "guide",
     "inputs",
     "instance",
+    "key",
     "rowwise",
     "site_value",
     "targets",
 ]
+
+
+def key(value) -> None:
+    """Raise if `value` is not a random key."""
+    if not is_prng_key(value):
+        raise TypeError(
+            "`key` must be a JAX random key, such as `jax.random.key(0)`; got "
+            f"{_described(value)}."
+        )
+
+
+def guide(value) -> None:
+    """Raise if `value`, where a guide belongs, cannot be called."""
+    if not callable(value):
+        raise TypeError(
+            "`guide` must be a guide of the model, such as "
+            f"`gpx.guides.WhitenedGaussian(model)`; got {_described(value)}. The order "
+            "is `fit_svi(model, guide, X, y, key=key)`."
+        )
+
+
+def _described(value) -> str:
+    if hasattr(value, "shape"):
+        return f"an array of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r}"
 
 
 def inputs(name: str, X):

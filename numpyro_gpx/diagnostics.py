@@ -110,6 +110,11 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
     with single_blas_thread():
         draws, log_q = fit.posterior.weighed(num_draws)
     rows = _pointwise(fit, draws, fit.observed_site(site))
+    kept = rows.observed[0]  # rows that `mask=` leaves out altogether are no data
+    rows = rows._replace(
+        log_likelihood=rows.log_likelihood[:, kept],
+        expected_log_likelihood=rows.expected_log_likelihood[:, kept],
+    )
     log_ratios = -rows.expected_log_likelihood  # (S, N)
     if log_q is not None:
         log_ratios = log_ratios + (rows.log_joint - np.asarray(log_q))[:, None]

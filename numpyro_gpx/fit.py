@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,20 +15,24 @@ from numpyro_gpx import checks
 from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
 from numpyro_gpx.infer.data import as_arrays
-from numpyro_gpx.infer.elbo import ELBO
-from numpyro_gpx.infer.evaluate import Problem, latent_draws, parts_at, sites_at
+from numpyro_gpx.infer.evaluate import (
+    Problem,
+    bound_estimates,
+    latent_draws,
+    parts_at,
+    sites_at,
+)
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.structure import Structure, abstract_trace, inspect_model
-from numpyro_gpx.infer.target import draw_batch, require_params
+from numpyro_gpx.infer.target import require_params
 from numpyro_gpx.infer.threads import single_blas_thread
-from numpyro_gpx.linalg import jitter as jitter_context
 from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.rows import row_chunks
 
-__all__ = ["Estimate", "Fit", "predictive"]
+__all__ = ["Estimate", "Fit", "engine_name", "kernel_params"]
 
-# Rows predicted at once. Inputs are padded to a multiple of it (small ones to a power
-# of two), so that calls with other numbers of rows reuse the compiled code.
+# Rows predicted at once.
 _CHUNK_ROWS = 1024
 
 
@@ -200,13 +204,13 @@ class Fit:
         if args:
             checks.finite("X", args[0])
         chunks, sizes = [], []
-        with single_blas_thread():
-            pieces = _row_chunks(args, kwargs, chunk_rows)
-            for i, ((rows, options), size) in enumerate(pieces):
-                key = jr.fold_in(self.key, i)
+        pieces = row_chunks(args, kwargs, chunk_rows)
+        for i, ((rows, options), size) in enumerate(pieces):
+            key = jr.fold_in(self.key, i)
+            with single_blas_thread(), self._errors_without_padding(args, kwargs):
                 fn = sites_at(problem, components, rows, options, key, latent=latent)
-                chunks.append(fn)
-                sizes.append(size)
+            chunks.append(fn)
+            sizes.append(size)
         return Prediction(chunks, sizes, self.key)
 
     def replicate(self, *, site=None, num_components=None) -> Prediction:
@@ -280,28 +284,17 @@ class Fit:
             self.batch_size or self.structure.noise
         ):
             num_particles = 1
-        guide, kwargs = self.posterior.guide, dict(self.kwargs)
+        kwargs = dict(self.kwargs)
         if self.batch_size is not None:
             kwargs["batch_size"] = self.batch_size
-        structure = inspect_model(self.model, self.args, kwargs)
-
-        @jax.jit
-        def estimates(keys, params, args):
-            def one(key):
-                key_batch, key_loss = jr.split(key)
-                batch = draw_batch(key_batch, structure)
-                loss = ELBO().loss(
-                    key_loss, {**params, **batch}, self.model, guide, *args, **kwargs
-                )
-                return -loss
-
-            return jax.lax.map(one, keys)
-
         key = self.key if key is None else key
-        with jitter_context(self.jitter), single_blas_thread():
+        with single_blas_thread():
             values = np.asarray(
-                estimates(jr.split(key, num_particles), self.params, self.args)
-            )
+                bound_estimates(
+                    self.model, self.posterior.guide, self.params, self.args, kwargs,
+                    self.jitter, jr.split(key, num_particles),
+                )
+            )  # fmt: skip
         error = 0.0
         if num_particles > 1:
             error = float(values.std(ddof=1) / np.sqrt(num_particles))
@@ -346,6 +339,15 @@ class Fit:
             )
         return site
 
+    @contextlib.contextmanager
+    def _errors_without_padding(self, args, kwargs):
+        """Let the model complain of the shapes the user passed, not of padded ones."""
+        try:
+            yield
+        except (TypeError, ValueError):
+            abstract_trace(self.model, args, kwargs)
+            raise
+
     def _global_components(self, number):
         components = self._all_components(number)
         return {name: components[name] for name in self.structure.global_sites}
@@ -381,59 +383,3 @@ def kernel_params(kernel) -> dict:
     if isinstance(kernel.model, handlers.substitute):
         return dict(kernel.model.data or {})
     return {}
-
-
-def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:
-    """Posterior predictive draws from raw draws, done right.
-
-    NumPyro's `Predictive` passes on row-local sites with the length of the training
-    data. This passes on global sites only; the others are drawn from their prior.
-
-    Args:
-        model: The model.
-        draws: Draws by site, `(S, ...)`.
-        params: Values of the model's `numpyro.param`s.
-
-    Returns:
-        A callable `(key, *args, **kwargs)`: a dictionary of draws `(S, N, ...)` of the
-        sites of the model that `draws` does not hold.
-    """
-    from numpyro.infer import Predictive
-
-    def sample(key, *args, **kwargs):
-        trace = abstract_trace(model, args, kwargs)
-        sites = {n: site for n, site in trace.items() if site["type"] == "sample"}
-        row_plates = {
-            frame.name
-            for name, site in sites.items()
-            if name not in draws
-            for frame in site["cond_indep_stack"]
-        }
-        kept = {
-            name: x
-            for name, x in draws.items()
-            if name in sites
-            and not any(f.name in row_plates for f in sites[name]["cond_indep_stack"])
-        }
-        return Predictive(model, kept, params=params)(key, *args, **kwargs)
-
-    return sample
-
-
-def _row_chunks(args, kwargs, chunk_rows):
-    """Cut arguments along rows; yield `((args, kwargs), number of rows)`."""
-    if not args:
-        raise ValueError("Pass the model's arguments, as in `fit.predict(X_test)`.")
-    num_rows = np.shape(args[0])[0]
-
-    def rows(x, index):
-        return x[index] if np.ndim(x) > 0 and np.shape(x)[0] == num_rows else x
-
-    if chunk_rows is None:
-        yield (args, kwargs), num_rows
-        return
-    size = min(chunk_rows, 1 << (num_rows - 1).bit_length())
-    for start in range(0, num_rows, size):
-        index = np.minimum(np.arange(start, start + size), num_rows - 1)
-        cut = jax.tree.map(functools.partial(rows, index=index), (args, kwargs))
-        yield cut, min(size, num_rows - start)

@@ -23,6 +23,7 @@ __all__ = [
     "factorise",
     "jitter",
     "positive",
+    "projected_gram",
     "safe_cholesky",
 ]
 
@@ -96,6 +97,46 @@ def positive(variance: Float[Array, "*S"]) -> Float[Array, "*S"]:
     square root still has a finite derivative.
     """
     return jnp.maximum(variance, jnp.finfo(variance.dtype).eps ** 2)
+
+
+@jax.custom_jvp
+def projected_gram(
+    W: Float[Array, "M M"], K: Float[Array, "M N"], stable: Array
+) -> Float[Array, "M M"]:
+    r""":math:`A A^\top` for :math:`A = W K`.
+
+    Args:
+        W: An inverse factor.
+        K: Cross-covariance.
+        stable: A boolean scalar: whether :math:`W (K K^\top) W^\top`, a single product
+            of size M x M x N, is accurate enough. Otherwise `A` is formed.
+    """
+
+    def fast(W, K):
+        return W @ (K @ K.T) @ W.T
+
+    def accurate(W, K):
+        A = W @ K
+        return A @ A.T
+
+    return jax.lax.cond(stable, fast, accurate, W, K)
+
+
+@projected_gram.defjvp
+def _projected_gram_jvp(primals, tangents):
+    """Stated by hand: the derivative of `cond` would carry M x N arrays across it."""
+    W, K, stable = primals
+    dW, dK, _ = tangents
+
+    def fast(W, K, dW, dK):
+        return (dW @ (K @ K.T) + W @ (dK @ K.T)) @ W.T
+
+    def accurate(W, K, dW, dK):
+        A = W @ K
+        return dW @ (K @ A.T) + W @ (dK @ A.T)
+
+    half = jax.lax.cond(stable, fast, accurate, W, K, dW, dK)
+    return projected_gram(W, K, stable), half + half.T
 
 
 def _with_jitter(K, scale=None):

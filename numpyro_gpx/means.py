@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from numpyro_gpx.kernels.base import as_float, as_inputs, check_rank
+from numpyro_gpx.fields import as_float
+from numpyro_gpx.kernels.base import as_inputs, check_rank
 
 
 class Mean(eqx.Module):

@@ -175,8 +175,10 @@ def comparison(result: Comparison) -> Figure:
     sites = result.sites["distance"].dropna().index.unique("site")
     lower = 1.1 + 0.28 * max(len(sites), len(result.fits))
     heights = [*[2.6] * rows, lower]
+    legend_height = 0.2 * len(result.fits)  # a line each: their words are long
     figure = plt.figure(
-        figsize=(max(3.0 * columns, 8.5), sum(heights) + 0.6), layout="constrained"
+        figsize=(max(3.0 * columns, 8.5), sum(heights) + 0.6 + legend_height),
+        layout="constrained",
     )
     grid = figure.add_gridspec(rows + 1, 1, height_ratios=heights)
     panels = []
@@ -203,7 +205,7 @@ def comparison(result: Comparison) -> Figure:
         for name, style in styles(result.fits.index).items()
     ]
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), 3),
+        handles=handles, loc="outside lower left",
         frameon=False, fontsize="small",
     )  # fmt: skip
     return figure

@@ -2,10 +2,12 @@
 
 import warnings
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro
 import pytest
+import scipy.special
 import scipy.stats
 from numpy.testing import assert_allclose
 
@@ -101,6 +103,51 @@ def test_loo_of_a_coarse_sparse_gp_agrees_with_refits():
     assert abs(naive - np.sum(refits)) > 1.0
 
 
+def test_loo_weighs_the_draws_of_a_wrong_guide_towards_the_target():
+    """A guide off by half a standard deviation and 1.3 times too wide."""
+    from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
+
+    _, mean, cov = _posterior_of_v(X, Y)
+    scale_tril = np.linalg.cholesky(cov)
+    params = {
+        "f_auto_loc": jnp.asarray(mean + 0.5 * np.sqrt(np.diag(cov))),
+        "f_auto_scale_tril": jnp.asarray(1.3 * scale_tril),
+    }
+    data = (jnp.asarray(X), jnp.asarray(Y))
+    guide = gpx.guides.WhitenedGaussian(COARSE)
+    posterior = GuidePosterior(guide, params, data, {}, key=jr.key(3))
+    wrong = gpx.Fit(COARSE, data, {}, posterior, engine="svi", params=params)
+    right = gpx.loo(optimal(COARSE, X, Y), num_draws=4000)["loo_i"].values
+    # Seen over keys 0 to 9: rows within 0.03, far tails of importance weights aside.
+    assert_allclose(gpx.loo(wrong, num_draws=4000)["loo_i"].values, right, atol=0.1)
+    # The same draws, taken for draws of the target, are somewhere else.
+    chain = ChainPosterior({"f": wrong.draws(4000)["f"][None]})
+    unweighed = gpx.loo(
+        gpx.Fit(COARSE, data, {}, chain, engine="nuts"), num_draws=4000
+    )["loo_i"].values
+    assert np.abs(unweighed - right).max() > 0.3
+
+
+def test_rows_that_are_masked_are_no_data():
+    def masked(inputs, y=None, mask=None):
+        f = gpx.gp("f", KERNEL, inducing=gpx.inducing.Points(X[::5]))
+        with numpyro.plate("data", inputs.shape[0]):
+            likelihood = gpx.likelihoods.Gaussian(NOISE)
+            gpx.observe("y", f(inputs), likelihood, obs=y, mask=mask)
+
+    from numpyro_gpx.infer.posteriors import ChainPosterior
+
+    keep = np.arange(16) % 5 != 2
+    draws = ChainPosterior({"f": np.random.default_rng(4).normal(size=(1, 200, 4))})
+    gaps = np.where(keep, Y, np.nan)
+    with_mask = gpx.Fit(masked, (X, gaps, keep), {}, draws, engine="nuts")
+    without = gpx.Fit(masked, (X[keep], Y[keep]), {}, draws, engine="nuts")
+    one, other = gpx.loo(with_mask), gpx.loo(without)
+    assert one["n_data_points"] == other["n_data_points"] == keep.sum()
+    assert_allclose(one["loo_i"], other["loo_i"], rtol=1e-10)
+    assert_allclose(one["se"], other["se"], rtol=1e-10)
+
+
 def _project(inputs):
     Z = np.array([[-1.5], [0.1], [1.7]])
     L = np.linalg.cholesky(np.asarray(KERNEL(Z)) + 1.1e-8 * np.eye(3))
@@ -127,6 +174,51 @@ def test_exact_regression_has_loo_given_the_hyperparameters():
     fit = gpx.Fit(model, (X, Y), {}, draws, engine="nuts")
     rows = fit.to_arviz(posterior_predictive=False).log_likelihood["y"].values
     assert_allclose(rows[0, 0], exact_loo(), rtol=1e-8)
+
+
+def test_loo_of_exact_regression_leaves_a_row_out_of_the_hyperparameters_too():
+    """One outlier, which the noise level without it does not expect.
+
+    Against integration over the noise level on a grid; 4000 draws by its quantiles.
+    """
+    from numpyro_gpx.infer.posteriors import ChainPosterior
+
+    y = Y.copy()
+    y[7] += 1.5
+    K = np.asarray(KERNEL(X))
+    grid = np.linspace(0.05, 3.0, 600)
+    prior = scipy.stats.halfnorm.logpdf(grid)
+
+    def log_evidence(rows):
+        cov = K[np.ix_(rows, rows)]
+        zeros = np.zeros(len(rows))
+        return np.array(
+            [
+                scipy.stats.multivariate_normal.logpdf(
+                    y[rows], zeros, cov + s**2 * np.eye(len(rows))
+                )
+                for s in grid
+            ]
+        )
+
+    whole = log_evidence(np.arange(16))
+    refits, weights = [], np.exp(prior + whole - np.max(prior + whole))
+    for n in (7, 3):
+        part = log_evidence(np.delete(np.arange(16), n))
+        posterior = np.exp(prior + part - np.max(prior + part))
+        density = np.sum(posterior * np.exp(whole - part)) / posterior.sum()
+        refits.append(np.log(density))
+    levels = (np.arange(4000) + 0.5) / 4000
+    draws = np.interp(levels, np.cumsum(weights) / weights.sum(), grid)
+    fit = gpx.Fit(
+        gpx.models.exact_gp(kernel=KERNEL), (X, y), {},
+        ChainPosterior({"noise": draws[None]}), engine="nuts",
+    )  # fmt: skip
+    rows = gpx.loo(fit, num_draws=4000)["loo_i"].values
+    assert_allclose(rows[[7, 3]], refits, atol=0.05)
+    rows_given_all = fit.to_arviz(posterior_predictive=False).log_likelihood["y"]
+    unweighed = scipy.special.logsumexp(rows_given_all[0], axis=0) - np.log(4000)
+    assert unweighed[7] - refits[0] > 0.3
 
 
 @pytest.mark.parametrize("engine", ["nuts", "svi"])

@@ -16,6 +16,7 @@ from numpyro_gpx.linalg import (
     factorise,
     jitter,
     positive,
+    projected_gram,
     safe_cholesky,
 )
 
@@ -55,6 +56,15 @@ def test_derivatives_agree_with_finite_differences_to_second_order():
         return tuple(factorise(K))
 
     check_grads(both, (K,), order=2, modes=("fwd", "rev"))
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_projected_gram_is_the_product_with_its_derivatives(stable):
+    rng = np.random.default_rng(7)
+    W, K = rng.normal(size=(3, 3)), rng.normal(size=(3, 5))
+    gram = jax.jit(lambda W, K: projected_gram(W, K, jnp.asarray(stable)))
+    assert_allclose(gram(W, K), (W @ K) @ (W @ K).T, rtol=1e-13)
+    check_grads(gram, (jnp.asarray(W), jnp.asarray(K)), order=2, modes=("fwd", "rev"))
 
 
 def test_derivatives_agree_with_those_of_cholesky_and_solve():

@@ -112,7 +112,7 @@ BAD = {
         MODEL, np.where(_X == _X[2, 1], np.nan, _X), Y, r"`X` must be finite.*\(2, 1\)"
     ),
     "rows": (MODEL, _X, Y[:7], "must have the same number of rows; got 12 and 7"),
-    "column": (MODEL, _X, Y[:, None], r"got \(12, 1\). Pass `y\[:, 0\]`"),
+    "column": (MODEL, _X, Y[:, None], r"got \(12, 2\). Pass `y\[:, 0\]`"),
     "NaN in y": (MODEL, _X, WITH_NAN, "`y` must be finite; got nan at index 3"),
     "labels": (BERNOULLI, _X, np.sign(Y), r"labels 0 and 1 .*`\(y \+ 1\) / 2`"),
     "counts": (POISSON, _X, Y, "counts 0, 1, 2.*"),
@@ -137,8 +137,71 @@ def test_minibatches_need_a_model_that_takes_them():
 
     with pytest.raises(ValueError, match="the model does not take it"):
         fit(without, _X, Y, batch_size=4)
+
+
+def test_minibatches_need_a_plate_that_subsamples():
+    def ignores(X, y=None, *, batch_size=None):
+        MODEL(X, y)
+
     with pytest.raises(ValueError, match="no plate of the model subsamples"):
-        fit(MODEL, _X, Y, batch_size=12)
+        fit(ignores, _X, Y, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "batch_size, words",
+    [
+        (0, "must be at least 1; got 0"),
+        (-3, "must be at least 1; got -3"),
+        (13, "must not exceed the 12 rows of the data; got 13"),
+    ],
+)
+def test_a_batch_must_be_some_of_the_rows(batch_size, words):
+    with pytest.raises(ValueError, match=words):
+        fit(MODEL, _X, Y, batch_size=batch_size)
+    with pytest.raises(ValueError, match=words):
+        gpx.fit_sghmc(MODEL, _X, Y, key=jr.key(0), batch_size=batch_size)
+
+
+def test_a_batch_is_a_whole_number():
+    with pytest.raises(TypeError, match="a whole number of rows; got 2.5"):
+        fit(MODEL, _X, Y, batch_size=2.5)
+
+
+def test_a_batch_of_all_rows_is_the_whole_data():
+    assert np.isfinite(fit(MODEL, _X, Y, batch_size=12).predict(_X).mean).all()
+
+
+def test_a_number_is_no_key_and_data_are_no_guide():
+    with pytest.raises(TypeError, match=r"`key` must be a JAX random key.*got int 0"):
+        gpx.fit_nuts(MODEL, _X, Y, key=0)
+    with pytest.raises(TypeError, match=r"`key` must be a JAX random key.*got int 7"):
+        gpx.fit_lbfgs(MODEL, gpx.guides.WhitenedGaussian(MODEL), _X, Y, key=7)
+    words = r"`guide` must be a guide.*array of shape \(12, 2\).*`fit_svi\(model, guide"
+    with pytest.raises(TypeError, match=words):
+        gpx.fit_svi(MODEL, _X, Y, key=jr.key(0))
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: gpx.likelihoods.Gaussian(-1.0), "`scale` must be positive; got -1.0"),
+        (lambda: gpx.likelihoods.StudentT(0.0, 1.0), "`df` must be positive; got 0.0"),
+        (lambda: gpx.kernels.RBF(1.0, [0.5, -2.0]), "`lengthscale` must be .*-2.0"),
+        (lambda: gpx.kernels.Matern32(np.nan), "`variance` must be positive; got nan"),
+        (lambda: gpx.kernels.Linear(-0.5), "`variance` must be at least 0; got -0.5"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_also_inside_jit(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+    @jax.jit
+    def compiled(x):
+        make()
+        return x
+
+    with pytest.raises(ValueError, match=words):
+        compiled(1.0)
 
 
 def test_a_guide_for_other_sites_is_refused():

@@ -55,7 +55,7 @@ def lbfgs(kind, guide):
 
 
 def sghmc(kind, **options):
-    options = {"step_size": 0.3, "num_samples": 3000, **OPTIONS, **options}
+    options = {"step_size": 0.3, "num_samples": 2000, **OPTIONS, **options}
     return gpx.fit_sghmc(MODELS[kind], X, TARGETS[kind], **options)
 
 
@@ -72,7 +72,7 @@ ENGINES = {
     "conditional": lambda kind: lbfgs(kind, gpx.guides.ConditionalGaussian),
     "sghmc": sghmc,
     "sghmc on minibatches": lambda kind: sghmc(
-        kind, batch_size=20, step_size=0.05, num_steps=60
+        kind, batch_size=20, step_size=0.05, num_steps=60, num_samples=1000
     ),
     "elliptical slice": elliptical,
 }

@@ -89,6 +89,15 @@ def check_batched(model, args, kwargs, structure, batch_size):
     """The structure under minibatches; an error if the model does not take them."""
     if batch_size is None:
         return structure
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
+        raise TypeError(
+            f"`batch_size` must be a whole number of rows; got {batch_size!r}."
+        )
+    if batch_size < 1:
+        raise ValueError(
+            f"`batch_size` must be at least 1; got {batch_size}. Leave it out to use "
+            "all rows."
+        )
     accepted = inspect.signature(model).parameters
     if "batch_size" not in accepted and not any(
         p.kind is p.VAR_KEYWORD for p in accepted.values()
@@ -98,15 +107,20 @@ def check_batched(model, args, kwargs, structure, batch_size):
             "`def model(X, y=None, *, batch_size=None)` and pass it to the plate as "
             "`subsample_size=batch_size`."
         )
-    structure = inspect_model(model, args, kwargs)
-    if not structure.plates:
+    num_rows = len(args[0]) if args and eqx.is_array(args[0]) else None
+    if num_rows is not None and batch_size > num_rows:
+        raise ValueError(
+            f"`batch_size` must not exceed the {num_rows} rows of the data; got "
+            f"{batch_size}. Leave it out to use all rows."
+        )
+    batched = inspect_model(model, args, kwargs)
+    if not batched.plates and batch_size != num_rows:
         raise ValueError(
             f"`batch_size={batch_size}` was given, but no plate of the model "
             "subsamples. Write `with numpyro.plate('data', X.shape[0], "
-            "subsample_size=batch_size) as i:` and use `X[i]`; `batch_size` must be "
-            "smaller than the number of rows."
+            "subsample_size=batch_size) as i:` and use `X[i]`."
         )
-    return structure
+    return batched
 
 
 def observed_values(model, args, kwargs) -> dict[str, np.ndarray]:

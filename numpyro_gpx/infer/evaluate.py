@@ -16,13 +16,16 @@ import numpyro.distributions as dist
 
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
 from numpyro_gpx.functions import drawing_functions
-from numpyro_gpx.infer.target import log_terms, trace_model
+from numpyro_gpx.infer.elbo import ELBO
+from numpyro_gpx.infer.structure import inspect_model
+from numpyro_gpx.infer.target import draw_batch, log_terms, trace_model
 from numpyro_gpx.latents import GaussianLatent, MixtureLatent
 from numpyro_gpx.linalg import jitter
 
 __all__ = [
     "Pointwise",
     "Problem",
+    "bound_estimates",
     "latent_draws",
     "parts_at",
     "pointwise",
@@ -59,11 +62,13 @@ class Pointwise(NamedTuple):
         log_likelihood: Log predictive density of each row given the draw, `(S, N)`.
         expected_log_likelihood: What the target density sums over, `(S, N)`.
         log_joint: Log target density on the supports, `(S,)`.
+        observed: Whether any entry of the row is left in by `mask=`, `(S, N)`.
     """
 
     log_likelihood: jax.Array
     expected_log_likelihood: jax.Array
     log_joint: jax.Array
+    observed: jax.Array
 
 
 @eqx.filter_jit
@@ -147,13 +152,28 @@ def pointwise(problem: Problem, draws, key) -> Pointwise:
         log_prior, log_likelihood = log_terms(trace)
         log_joint = log_prior + log_likelihood
         if isinstance(fn, ExpectedLikelihood):
-            return Pointwise(fn.predictive_log_prob(y), fn.log_prob(y), log_joint)
-        if isinstance(fn, ExactRegression):
-            rows = fn.leave_one_out_log_prob(y)
-            return Pointwise(rows, rows, log_joint)
-        return Pointwise(fn.log_prob(y), fn.log_prob(y), log_joint)
+            rows, expected = fn.predictive_log_prob(y), fn.log_prob(y)
+        elif isinstance(fn, ExactRegression):
+            rows = expected = fn.leave_one_out_log_prob(y)
+        else:
+            rows = expected = fn.log_prob(y)
+        return Pointwise(rows, expected, log_joint, _observed_rows(fn, rows))
 
     return _map(one, draws, key)
+
+
+@eqx.filter_jit
+def bound_estimates(model, guide, params, args, kwargs, relative_jitter, keys):
+    """One estimate of the bound for each key, on a fresh minibatch if there are any."""
+    structure = inspect_model(model, args, kwargs)
+
+    def one(key):
+        key_batch, key_loss = jr.split(key)
+        data = {**params, **draw_batch(key_batch, structure)}
+        with jitter(relative_jitter):
+            return -ELBO().loss(key_loss, data, model, guide, *args, **kwargs)
+
+    return jax.lax.map(one, keys)
 
 
 def _map(fn, components, key):
@@ -191,6 +211,13 @@ def _exact_training(problem, component, key):
     args, kwargs = problem.train
     site = _trace(problem, component, args, kwargs, key)[problem.site]
     return site["fn"], site["value"]
+
+
+def _observed_rows(fn, rows):
+    keep = fn.keep if isinstance(fn, ExpectedLikelihood) else None
+    if keep is None:
+        return jnp.ones(rows.shape, bool)
+    return keep if keep.ndim == rows.ndim else jnp.any(keep, axis=-1)
 
 
 def _latent(name, fn):

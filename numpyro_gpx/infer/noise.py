@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.stats
 from numpyro.primitives import Messenger
 
 from numpyro_gpx.infer.structure import Structure
@@ -43,6 +42,8 @@ def noise_sets(key, structure: Structure, num_sets: int) -> dict:
         structure: Of the model.
         num_sets: Number of sets S; a power of two serves best.
     """
+    import scipy.stats  # half a second, which most fits need not pay
+
     sizes = {name: int(np.prod(shape[1:])) for name, shape in structure.noise.items()}
     rows = {name: shape[0] for name, shape in structure.noise.items()}
     seed = int(jr.randint(key, (), 0, 2**31 - 1))

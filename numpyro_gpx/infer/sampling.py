@@ -12,6 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
+from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit, engine_name, kernel_params
 from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
 from numpyro_gpx.infer.noise import as_latent_noise
@@ -195,6 +196,7 @@ def _fit(
     params, init, progress, engine, batch_size=None,
 ):  # fmt: skip
     started = time.perf_counter()
+    checks.key(key)
     whole = check_data(model, args, kwargs)
     batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
     structure = check_batched(model, args, batched, whole, batch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,11 +13,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-import scipy.optimize
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
 
+from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
 from numpyro_gpx.infer.elbo import ELBO
@@ -69,37 +70,15 @@ def fit_svi(
     Returns:
         A fit; `fit.info` holds `losses`, one a step, and `seconds_per_step`.
     """
-    started = time.perf_counter()
-    args, kwargs = as_arrays(args, kwargs)
-    structure = check_data(model, args, kwargs)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
-    svi = SVI(model, guide, optimizer, ELBO() if loss is None else loss)
-    batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
-    batched_structure = check_batched(model, args, batched, structure, batch_size)
-    guide_setup(guide, args, batched)
-    start = _warm_start(init, model, guide, args, batched)
-
-    def run(jitter):
-        with single_blas_thread():
-            return _run_svi(
-                svi, batched_structure, args, batched, key, num_steps, tolerance,
-                start, progress,
-            ), jitter  # fmt: skip
-
-    result, jitter = with_retry(run, model, args, batched, None)
-    posterior = GuidePosterior(
-        guide, result.params, args, kwargs, key=jr.fold_in(key, 1), jitter=jitter
-    )
-    return Fit(
-        model, args, kwargs, posterior,
-        engine="svi", params=result.params, jitter=jitter, batch_size=batch_size,
-        structure=structure, seconds=time.perf_counter() - started,
-        info={
-            "losses": result.losses,
-            "num_steps": len(result.losses),
-            "seconds_per_step": result.seconds_per_step,
-        },
+    problem = _Problem(
+        model, guide, args, kwargs, key,
+        optimizer=optimizer, loss=ELBO() if loss is None else loss, init=init,
+        batch_size=batch_size,
     )  # fmt: skip
+    return problem.solve(
+        lambda: _run_svi(problem, num_steps, tolerance, progress), engine="svi"
+    )
 
 
 def fit_lbfgs(
@@ -127,42 +106,80 @@ def fit_lbfgs(
         progress: Whether to show a progress bar.
         kwargs: Further arguments of the model.
     """
-    started = time.perf_counter()
-    args, kwargs = as_arrays(args, kwargs)
-    structure = check_data(model, args, kwargs)
+    problem = _Problem(
+        model, guide, args, kwargs, key,
+        optimizer=optax.identity(), loss=ELBO(), init=init,
+    )  # fmt: skip
+    structure = problem.structure
     if structure.plates or structure.noise:
         raise ValueError(
             "`fit_lbfgs` needs a deterministic bound; the model subsamples "
             f"{sorted(structure.plates)} and draws noise at {sorted(structure.noise)}. "
             "Use `fit_svi`."
         )
-    svi = SVI(model, guide, optax.identity(), ELBO())
-    guide_setup(guide, args, kwargs)
-    start = _warm_start(init, model, guide, args, kwargs)
-    untrained = GuidePosterior(guide, {}, args, kwargs, key=key)
-    if not untrained.deterministic_given_beliefs():
+    if not problem.posterior({}, key, None).deterministic_given_beliefs():
         raise ValueError(
             "`fit_lbfgs` needs a deterministic guide; "
             f"{type(guide).__name__} draws hyperparameters. Pass `theta='point'`, or "
             "use `fit_svi`."
         )
-
-    def run(jitter):
-        with single_blas_thread():
-            return _run_lbfgs(
-                svi, args, kwargs, key, max_steps, start, progress
-            ), jitter
-
-    result, jitter = with_retry(run, model, args, kwargs, None)
-    posterior = GuidePosterior(
-        guide, result.params, args, kwargs, key=jr.fold_in(key, 1), jitter=jitter
+    return problem.solve(
+        lambda: _run_lbfgs(problem, max_steps, progress), engine="lbfgs"
     )
-    return Fit(
-        model, args, kwargs, posterior,
-        engine="lbfgs", params=result.params, jitter=jitter, structure=structure,
-        seconds=time.perf_counter() - started,
-        info={"losses": result.losses, "num_steps": len(result.losses)},
-    )  # fmt: skip
+
+
+class _Problem:
+    """What both fits share: checked arguments at the start, a `Fit` at the end."""
+
+    def __init__(
+        self, model, guide, args, kwargs, key, *, optimizer, loss, init,
+        batch_size=None,
+    ):  # fmt: skip
+        self.started = time.perf_counter()
+        checks.key(key)
+        checks.guide(guide)
+        self.key = key
+        self.args, self.kwargs = as_arrays(args, kwargs)
+        self.structure = check_data(model, self.args, self.kwargs)
+        self.svi = SVI(model, guide, optimizer, loss)
+        self.batch_size = batch_size
+        self.batched = dict(self.kwargs)
+        if batch_size is not None:
+            self.batched["batch_size"] = batch_size
+        self.batched_structure = check_batched(
+            model, self.args, self.batched, self.structure, batch_size
+        )
+        guide_setup(guide, self.args, self.batched)
+        self.start = _warm_start(init, model, guide, self.args, self.batched)
+
+    def solve(self, run: Callable[[], _Result], *, engine: str) -> Fit:
+        """Call `run`, once more with a larger jitter if need be; make it a fit."""
+
+        def attempt(jitter):
+            with single_blas_thread():
+                return run(), jitter
+
+        result, jitter = with_retry(
+            attempt, self.svi.model, self.args, self.batched, None
+        )
+        return Fit(
+            self.svi.model, self.args, self.kwargs,
+            self.posterior(result.params, result.key, jitter),
+            engine=engine, params=result.params, jitter=jitter,
+            batch_size=self.batch_size, structure=self.structure,
+            seconds=time.perf_counter() - self.started,
+            info={
+                "losses": result.losses,
+                "num_steps": len(result.losses),
+                "seconds_per_step": result.seconds_per_step,
+            },
+        )  # fmt: skip
+
+    def posterior(self, params: dict, key, jitter: float | None) -> GuidePosterior:
+        """The guide with these parameters, on all rows."""
+        return GuidePosterior(
+            self.svi.guide, params, self.args, self.kwargs, key=key, jitter=jitter
+        )
 
 
 def guide_setup(guide, args, kwargs) -> None:
@@ -212,19 +229,22 @@ class _Result(NamedTuple):
     params: dict
     losses: np.ndarray
     seconds_per_step: float
+    key: jax.Array  # for the draws of the fit
 
 
-def _run_svi(svi, structure, args, kwargs, key, num_steps, tolerance, start, progress):
-    dynamic, static = arrays_and_rest(args, kwargs)
-    key_init, key_steps = jr.split(key)
+def _run_svi(problem, num_steps, tolerance, progress):
+    svi, structure = problem.svi, problem.batched_structure
+    dynamic, static = arrays_and_rest(problem.args, problem.batched)
 
     @_jit_once
-    def initialise(dynamic, start):
+    def initialise(key, dynamic, start):
         args, kwargs = eqx.combine(dynamic, static)
-        return svi.init(key_init, *args, init_params=start, **kwargs)
+        key_init, key_steps, key_draws = jr.split(key, 3)
+        state = svi.init(key_init, *args, init_params=start, **kwargs)
+        return state, key_steps, key_draws
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def block(carry, number, offset, dynamic):
+    def block(carry, number, offset, key_steps, dynamic):
         args, kwargs = eqx.combine(dynamic, static)
 
         def step(i, carry):
@@ -236,7 +256,7 @@ def _run_svi(svi, structure, args, kwargs, key, num_steps, tolerance, start, pro
 
         return jax.lax.fori_loop(0, number, step, carry)
 
-    state = initialise(dynamic, start)
+    state, key_steps, key_draws = initialise(problem.key, dynamic, problem.start)
     empty = np.zeros(_BLOCK)
     losses: list[np.ndarray] = []
     times: list[float] = []
@@ -245,7 +265,8 @@ def _run_svi(svi, structure, args, kwargs, key, num_steps, tolerance, start, pro
     def step_block(state, number):
         offset = sum(len(x) for x in losses)
         before = time.perf_counter()
-        state, latest = block((state, jnp.asarray(empty)), number, offset, dynamic)
+        carry = (state, jnp.asarray(empty))
+        state, latest = block(carry, number, offset, key_steps, dynamic)
         latest = np.asarray(latest)[:number]
         losses.append(latest)
         times.append((time.perf_counter() - before) / number)
@@ -261,11 +282,15 @@ def _run_svi(svi, structure, args, kwargs, key, num_steps, tolerance, start, pro
     # The first block compiles.
     seconds_per_step = float(np.median(times[1:] or times))
     params = _jit_once(svi.get_params)(state)
-    return _Result(params, np.concatenate(losses), seconds_per_step)
+    return _Result(params, np.concatenate(losses), seconds_per_step, key_draws)
 
 
-def _run_lbfgs(svi, args, kwargs, key, max_steps, start, progress):
-    dynamic, static = arrays_and_rest(args, kwargs)
+def _run_lbfgs(problem, max_steps, progress):
+    import scipy.optimize
+
+    svi = problem.svi
+    key, key_draws = jr.split(problem.key)
+    dynamic, static = arrays_and_rest(problem.args, problem.kwargs)
 
     @_jit_once
     def initialise(dynamic, start):
@@ -273,7 +298,7 @@ def _run_lbfgs(svi, args, kwargs, key, max_steps, start, progress):
         state = svi.init(key, *args, init_params=start, **kwargs)
         return svi.optim.get_params(state.optim_state)
 
-    flat, unravel = ravel_pytree(initialise(dynamic, start))
+    flat, unravel = ravel_pytree(initialise(dynamic, problem.start))
 
     @jax.jit
     def value_and_grad(flat, dynamic):
@@ -309,7 +334,7 @@ def _run_lbfgs(svi, args, kwargs, key, max_steps, start, progress):
         solve, None, max_steps, block=max_steps, progress=progress, label="lbfgs"
     )
     params = _jit_once(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
-    return _Result(params, np.asarray(losses), float("nan"))
+    return _Result(params, np.asarray(losses), float("nan"), key_draws)
 
 
 class _Stopper:

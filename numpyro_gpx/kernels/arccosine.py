@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, check_rank, fit_columns
+from numpyro_gpx.fields import nonnegative
+from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 from numpyro_gpx.kernels.distances import safe_sqrt
 
 
@@ -44,9 +45,9 @@ class ArcCosine(Kernel):
     """
 
     order: int = eqx.field(static=True)
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    weight_variances: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    bias_variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = nonnegative("variance", 1.0)
+    weight_variances: Float[Array, "..."] = nonnegative("weight_variances", 1.0)
+    bias_variance: Float[Array, "..."] = nonnegative("bias_variance", 1.0)
 
     def __check_init__(self):
         if self.order not in (0, 1, 2):

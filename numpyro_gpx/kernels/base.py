@@ -3,20 +3,20 @@
 __all__ = [
     "Kernel",
     "as_callable",
-    "as_float",
     "as_inputs",
     "check_rank",
     "fit_columns",
 ]
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
+
+from numpyro_gpx.fields import as_float
 
 
 class Kernel(eqx.Module):
@@ -110,17 +110,6 @@ class Kernel(eqx.Module):
 
     def __rmul__(self, other: ArrayLike) -> "Kernel":
         return self * other
-
-
-def as_float(value: ArrayLike | Sequence) -> Array:
-    """`value` as an array of floats.
-
-    Python numbers stay weakly typed, so that the dtype of `X` decides that of `k(X)`.
-    """
-    value = jnp.asarray(value)
-    if jnp.issubdtype(value.dtype, jnp.integer):
-        return value * 1.0
-    return value
 
 
 def as_callable(fn: Any) -> Callable:

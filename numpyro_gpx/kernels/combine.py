@@ -13,7 +13,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, as_inputs, check_rank
+from numpyro_gpx.fields import nonnegative
+from numpyro_gpx.kernels.base import Kernel, as_inputs, check_rank
 
 
 class Sum(Kernel):
@@ -73,7 +74,7 @@ class Scaled(Kernel):
     """
 
     kernel: Kernel
-    variance: Float[Array, "..."] = eqx.field(converter=as_float)
+    variance: Float[Array, "..."] = nonnegative("variance")
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0)

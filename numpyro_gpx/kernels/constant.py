@@ -2,11 +2,11 @@
 
 __all__ = ["Constant", "White"]
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, as_inputs, check_rank
+from numpyro_gpx.fields import nonnegative
+from numpyro_gpx.kernels.base import Kernel, as_inputs, check_rank
 
 
 class Constant(Kernel):
@@ -16,7 +16,7 @@ class Constant(Kernel):
         variance: :math:`\sigma^2`, a scalar.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = nonnegative("variance", 1.0)
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0)
@@ -36,7 +36,7 @@ class White(Kernel):
         variance: :math:`\sigma^2`, a scalar.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = nonnegative("variance", 1.0)
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0)

@@ -6,7 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, check_rank, fit_columns
+from numpyro_gpx.fields import nonnegative
+from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 
 
 class Linear(Kernel):
@@ -21,7 +22,7 @@ class Linear(Kernel):
         Rasmussen & Williams (2006), section 4.2.2.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = nonnegative("variance", 1.0)
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0, 1)
@@ -43,8 +44,8 @@ class Polynomial(Kernel):
     """
 
     degree: int = eqx.field(static=True)
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    offset: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = nonnegative("variance", 1.0)
+    offset: Float[Array, "..."] = nonnegative("offset", 1.0)
 
     def __check_init__(self):
         if not isinstance(self.degree, int) or self.degree < 1:

@@ -4,11 +4,11 @@ __all__ = ["Cosine", "Periodic"]
 
 import math
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, check_rank, fit_columns
+from numpyro_gpx.fields import positive
+from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 
 
 class Periodic(Kernel):
@@ -25,9 +25,9 @@ class Periodic(Kernel):
         MacKay (1998), section 4; Rasmussen & Williams (2006), eq. 4.31.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    period: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
+    period: Float[Array, "..."] = positive("period", 1.0)
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0)
@@ -56,8 +56,8 @@ class Cosine(Kernel):
         eq. 4.5.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0)

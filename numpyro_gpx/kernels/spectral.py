@@ -8,7 +8,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, check_rank, fit_columns
+from numpyro_gpx.fields import as_float, nonnegative
+from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 
 
 class SpectralMixture(Kernel):
@@ -32,9 +33,9 @@ class SpectralMixture(Kernel):
         Wilson & Adams (2013), eq. 12, which writes :math:`v = s^2`.
     """
 
-    weights: Float[Array, "..."] = eqx.field(converter=as_float)
+    weights: Float[Array, "..."] = nonnegative("weights")
     means: Float[Array, "..."] = eqx.field(converter=as_float)
-    scales: Float[Array, "..."] = eqx.field(converter=as_float)
+    scales: Float[Array, "..."] = nonnegative("scales")
 
     def __check_init__(self):
         check_rank("weights", self.weights, 1)

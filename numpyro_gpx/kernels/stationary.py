@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_float, check_rank
+from numpyro_gpx.fields import positive
+from numpyro_gpx.kernels.base import Kernel, check_rank
 from numpyro_gpx.kernels.distances import (
     safe_sqrt,
     squared_distance,
@@ -57,8 +58,8 @@ class RBF(Smooth):
         Rasmussen & Williams (2006), eq. 4.9.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
 
     def profile(self, s):
         return jnp.exp(-0.5 * s)
@@ -78,9 +79,9 @@ class RationalQuadratic(Smooth):
         Rasmussen & Williams (2006), eq. 4.19.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    alpha: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
+    alpha: Float[Array, "..."] = positive("alpha", 1.0)
 
     def __check_init__(self):
         check_rank("alpha", self.alpha, 0)
@@ -100,8 +101,8 @@ class Matern52(Smooth):
         Rasmussen & Williams (2006), eq. 4.17.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
 
     def profile(self, s):
         return _matern52(5.0 * s)
@@ -118,8 +119,8 @@ class Matern32(Smooth):
         Rasmussen & Williams (2006), eq. 4.17.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
 
     def profile(self, s):
         return _matern32(3.0 * s)
@@ -140,8 +141,8 @@ class Matern12(Kernel):
         Rasmussen & Williams (2006), eq. 4.18.
     """
 
-    variance: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
-    lengthscale: Float[Array, "..."] = eqx.field(default=1.0, converter=as_float)
+    variance: Float[Array, "..."] = positive("variance", 1.0)
+    lengthscale: Float[Array, "..."] = positive("lengthscale", 1.0)
 
     def __check_init__(self):
         check_rank("variance", self.variance, 0)

@@ -2,12 +2,12 @@
 
 __all__ = ["Gaussian"]
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
+from numpyro_gpx.fields import positive
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
 
 
@@ -18,7 +18,7 @@ class Gaussian(Likelihood):
         scale: Standard deviation :math:`\sigma`, a scalar or broadcast to `y`.
     """
 
-    scale: Float[Array, "..."] = eqx.field(converter=jnp.asarray)
+    scale: Float[Array, "..."] = positive("scale")
 
     @property
     def support(self):

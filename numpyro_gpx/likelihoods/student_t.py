@@ -20,6 +20,7 @@ from jax.scipy.special import gammaln, logsumexp
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
+from numpyro_gpx.fields import positive
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
 
 
@@ -38,8 +39,8 @@ class StudentT(Likelihood):
         num_nodes: Number of nodes of the trapezoidal rule.
     """
 
-    df: Float[Array, "..."] = eqx.field(converter=jnp.asarray)
-    scale: Float[Array, "..."] = eqx.field(converter=jnp.asarray)
+    df: Float[Array, "..."] = positive("df")
+    scale: Float[Array, "..."] = positive("scale")
     num_nodes: int = eqx.field(default=64, static=True)
 
     @property

@@ -1,0 +1,54 @@
+"""Fields of kernels and likelihoods that refuse a wrong number when they get one.
+
+Numbers are looked at before they are converted: inside `jit` a constant becomes a
+tracer, which has no value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpyro.util import not_jax_tracer
+
+__all__ = ["as_float", "nonnegative", "positive"]
+
+
+def positive(name: str, default=dataclasses.MISSING):
+    """An `eqx.field` for a number above 0, such as a scale or a lengthscale."""
+    return _number(name, default, lambda x: x > 0.0, "positive")
+
+
+def nonnegative(name: str, default=dataclasses.MISSING):
+    """An `eqx.field` for a number not below 0, such as the variance of a weight."""
+    return _number(name, default, lambda x: x >= 0.0, "at least 0")
+
+
+def as_float(value) -> Array:
+    """`value` as an array of floats.
+
+    Python numbers stay weakly typed, so that the dtype of the data decides.
+    """
+    value = jnp.asarray(value)
+    if jnp.issubdtype(value.dtype, jnp.integer):
+        return value * 1.0
+    return value
+
+
+def _number(name, default, holds: Callable, words: str):
+    def convert(value) -> Array:
+        if all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(value)):
+            values = np.asarray(value)
+            wrong = ~np.asarray(holds(values))
+            if wrong.any():
+                raise ValueError(f"`{name}` must be {words}; got {values[wrong][0]}.")
+        return as_float(value)
+
+    if default is dataclasses.MISSING:
+        return eqx.field(converter=convert)
+    return eqx.field(default=default, converter=convert)

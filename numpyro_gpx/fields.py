@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.util import not_jax_tracer
 
-__all__ = ["as_float", "nonnegative", "positive"]
+__all__ = ["as_float", "nonnegative", "positive", "real"]
 
 
 def positive(name: str, default=dataclasses.MISSING):
@@ -27,6 +27,11 @@ def positive(name: str, default=dataclasses.MISSING):
 def nonnegative(name: str, default=dataclasses.MISSING):
     """An `eqx.field` for a number not below 0, such as the variance of a weight."""
     return _number(name, default, lambda x: x >= 0.0, "at least 0")
+
+
+def real(default=dataclasses.MISSING):
+    """An `eqx.field` for any number."""
+    return _field(default, as_float)
 
 
 def as_float(value) -> Array:
@@ -49,6 +54,10 @@ def _number(name, default, holds: Callable, words: str):
                 raise ValueError(f"`{name}` must be {words}; got {values[wrong][0]}.")
         return as_float(value)
 
+    return _field(default, convert)
+
+
+def _field(default, converter):
     if default is dataclasses.MISSING:
-        return eqx.field(converter=convert)
-    return eqx.field(default=default, converter=convert)
+        return eqx.field(converter=converter)
+    return eqx.field(default=default, converter=converter)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from numpyro_gpx.fields import as_float
+from numpyro_gpx.fields import real
 from numpyro_gpx.kernels.base import as_inputs, check_rank
 
 
@@ -43,7 +43,7 @@ class Constant(Mean):
         value: The mean: a scalar, or `(P,)` for `P` outputs.
     """
 
-    value: Float[Array, "..."] = eqx.field(converter=as_float)
+    value: Float[Array, "..."] = real()
 
     def __check_init__(self):
         check_rank("value", self.value, 0, 1)
@@ -63,8 +63,8 @@ class Linear(Mean):
         bias: :math:`b`, a scalar or `(P,)`.
     """
 
-    weights: Float[Array, "..."] = eqx.field(converter=as_float)
-    bias: Float[Array, "..."] = eqx.field(default=0.0, converter=as_float)
+    weights: Float[Array, "..."] = real()
+    bias: Float[Array, "..."] = real(0.0)
 
     def __check_init__(self):
         check_rank("weights", self.weights, 1, 2)
@@ -103,7 +103,7 @@ class Projection(Mean):
         Salimbeni & Deisenroth (2017), section 3; Duvenaud et al. (2014).
     """
 
-    matrix: Float[Array, "..."] = eqx.field(converter=as_float)
+    matrix: Float[Array, "..."] = real()
 
     def __check_init__(self):
         check_rank("matrix", self.matrix, 2)

@@ -4,11 +4,10 @@ __all__ = ["SpectralMixture"]
 
 import math
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_float, nonnegative
+from numpyro_gpx.fields import nonnegative, real
 from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 
 
@@ -34,7 +33,7 @@ class SpectralMixture(Kernel):
     """
 
     weights: Float[Array, "..."] = nonnegative("weights")
-    means: Float[Array, "..."] = eqx.field(converter=as_float)
+    means: Float[Array, "..."] = real()
     scales: Float[Array, "..."] = nonnegative("scales")
 
     def __check_init__(self):

@@ -21,7 +21,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
-from numpyro_gpx.beliefs import Belief
+from numpyro_gpx.beliefs import Belief, DiagonalBelief
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
 from numpyro_gpx.infer.structure import Structure, inspect_model
@@ -94,8 +94,7 @@ class GaussianGuide(AutoGuide):
             self.setup(*args, **kwargs)
         values = self._sample_theta(args, kwargs)
         theta = dict(values)
-        for name in self.structure.gps:
-            belief = self.belief(name, theta, args, kwargs)
+        for name, belief in self._beliefs(theta, args, kwargs):
             values[name] = numpyro.sample(
                 name, belief.distribution(), infer={"belief": belief}
             )
@@ -138,14 +137,38 @@ class GaussianGuide(AutoGuide):
                     loc, sd = q
                     found = self._theta_quantiles(loc, sd, levels)
                     middle = self.unravel(loc)
-                for name in self.structure.gps:
-                    belief = self.belief(name, middle, args, kwargs)
+                for name, belief in self._beliefs(middle, args, kwargs):
                     marginal = belief.distribution()
                     spread = jnp.sqrt(marginal.variance)
                     shape = (-1,) + (1,) * spread.ndim
                     step = jax.scipy.special.ndtri(levels).reshape(shape)
                     found[name] = marginal.mean + step * spread
         return found
+
+    def _beliefs(self, theta, args, kwargs):
+        """Names and beliefs of GP sites, and of others that ask for one."""
+        for name in self.structure.gps:
+            yield name, self.belief(name, theta, args, kwargs)
+        for name in self.structure.integrated:
+            yield name, self._plain_belief(name, args, kwargs)
+
+    def _plain_belief(self, name, args, kwargs) -> Belief:
+        """Independent Gaussians that start at the site's starting value."""
+
+        def start(key):
+            found = initial_values(
+                self.model, self.structure, args, kwargs, key,
+                init_strategy=self.init_loc_fn,
+            )  # fmt: skip
+            return found[name]
+
+        loc = numpyro.param(f"{name}_{self.prefix}_loc", jax.jit(start))
+        scale = numpyro.param(
+            f"{name}_{self.prefix}_scale",
+            jnp.full_like(loc, _INITIAL_SCALE),
+            constraint=constraints.softplus_positive,
+        )
+        return DiagonalBelief(loc, scale)
 
     def _theta_quantiles(self, loc, sd, levels) -> dict:
         """Quantiles on the supports; a falling transform turns the levels around."""
@@ -181,7 +204,7 @@ class GaussianGuide(AutoGuide):
         zeros = {
             name: jnp.zeros(site.shape, site.dtype)
             for name, site in self.structure.latents.items()
-            if site.is_gp
+            if site.is_gp or site.integrated
         }
         with handlers.block(hide_fn=lambda site: site["type"] != "param"):
             return trace_model(self.model, args, kwargs, {**theta, **zeros}, jr.key(0))

@@ -20,6 +20,7 @@ from numpyro_gpx.comparison import compare
 from numpyro_gpx.diagnostics import loo, to_arviz
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer import fit_lbfgs, fit_mcmc, fit_nuts, fit_sghmc, fit_svi
+from numpyro_gpx.latents import stack
 from numpyro_gpx.linalg import jitter
 from numpyro_gpx.rows import predictive
 from numpyro_gpx.scaling import standardise
@@ -57,6 +58,7 @@ __all__ = [
     "plots",
     "predictive",
     "propagate",
+    "stack",
     "standardise",
     "starting",
     "to_arviz",

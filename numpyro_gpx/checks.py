@@ -1,7 +1,7 @@
 """What users can get wrong, found at the door.
 
 Shapes are checked anywhere; values (NaN, labels) only on concrete arrays, since inside
-`jit` there are none. `fit_*` brings the concrete arrays here (`infer.target`).
+`jit` there are none. `fit_*` brings the concrete arrays here (`infer.data`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import numpy as np
 from numpyro.util import is_prng_key, not_jax_tracer
 
 __all__ = [
+    "at_least",
     "exact_targets",
     "finite",
     "guide",
     "inputs",
     "instance",
     "key",
+    "latents",
     "rowwise",
     "site_value",
     "targets",
@@ -33,12 +35,25 @@ def key(value) -> None:
 
 
 def guide(value) -> None:
-    """Raise if `value`, where a guide belongs, cannot be called."""
+    """Raise if `value`, where a guide belongs, is none."""
+    if isinstance(value, type):
+        raise TypeError(
+            f"`guide` must be a guide of the model; got the class {value.__name__}. "
+            f"Make one: `{value.__name__}(model)`."
+        )
     if not callable(value):
         raise TypeError(
             "`guide` must be a guide of the model, such as "
             f"`gpx.guides.WhitenedGaussian(model)`; got {_described(value)}. The order "
             "is `fit_svi(model, guide, X, y, key=key)`."
+        )
+
+
+def at_least(name: str, value, least: int) -> None:
+    """Raise unless `value` is a whole number from `least` on."""
+    if not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(
+            f"`{name}` must be a whole number, at least {least}; got {value!r}."
         )
 
 
@@ -67,7 +82,7 @@ def inputs(name: str, X):
     return X
 
 
-def finite(name: str, value) -> None:
+def finite(name: str, value, *, hint: str = "Drop or impute these rows.") -> None:
     """Raise if a concrete array holds NaN or infinity."""
     if not not_jax_tracer(value):
         return
@@ -79,8 +94,7 @@ def finite(name: str, value) -> None:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(
             f"`{name}` must be finite; got {value[first]} at index {first} and "
-            f"{int(bad.sum())} such values in all. Drop these rows, impute them, or "
-            "leave targets out with `mask=`."
+            f"{int(bad.sum())} such values in all. {hint}"
         )
 
 
@@ -92,13 +106,27 @@ def instance(name: str, value, kind: type, hint: str) -> None:
         )
 
 
+def latents(site: str, shape: tuple[int, ...], likelihood) -> None:
+    """Raise if a likelihood gets another number of latent functions than it needs."""
+    needed = likelihood.num_latent
+    if likelihood.latent_ndim == 0 or (len(shape) == 2 and shape[1] == needed):
+        return
+    raise ValueError(
+        f"{type(likelihood).__name__} at site `{site}` needs {needed} latent "
+        f"functions, a latent of shape (N, {needed}); got {shape}. Make them with "
+        f"`gpx.gp(..., num_outputs={needed})`, or join GPs with "
+        "`gpx.stack(f(X), g(X))`."
+    )
+
+
 def site_value(name: str, value, shape: tuple[int, ...]) -> None:
     """Raise if a draw handed to a GP site has another shape than the site."""
     if jnp.shape(value) != shape:
         raise ValueError(
             f"The value of GP site `{name}` must have shape {shape}; got "
             f"{jnp.shape(value)}. These draws belong to another model, or to another "
-            "number of inducing points or outputs."
+            "number of inducing points or outputs; or `gpx.gp` was called inside a "
+            "plate, and belongs outside."
         )
 
 
@@ -127,13 +155,16 @@ def exact_targets(name: str, obs, fn):
     return jnp.asarray(obs)
 
 
-def rowwise(argument: str, site: str, value, shape: tuple[int, ...]):
+def rowwise(
+    argument: str, site: str, value, shape: tuple[int, ...], *, spread: bool = True
+):
     """An argument of a site, one entry a row or one for each entry, as `shape`.
 
-    A value `(N,)` for a latent `(N, P)` follows the rows, also where N = P.
+    A value `(N,)` for a latent `(N, P)` follows the rows, also where N = P; not so with
+    `spread=False`, where columns mean different things.
     """
     value = jnp.asarray(value)
-    allowed = (shape[:1], shape)
+    allowed = (shape[:1], shape) if spread else (shape,)
     if value.shape not in allowed:
         expected = " or ".join(str(s) for s in dict.fromkeys(allowed))
         raise ValueError(
@@ -148,5 +179,8 @@ def _shape_hint(came, expected):
     if came == (*expected, 1):
         return "Pass `y[:, 0]`."
     if came[:1] != expected[:1]:
-        return "`X` and `y` must have the same number of rows."
+        return (
+            "`X` and `y` must have the same number of rows; in a plate that "
+            "subsamples pass `X[i]` and `y[i]`."
+        )
     return "The number of outputs is set by `num_outputs` in `gpx.gp`."

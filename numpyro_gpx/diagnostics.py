@@ -50,13 +50,14 @@ def to_arviz(
     if stats:
         groups["sample_stats"] = stats
     names = fit.structure.observed
-    groups["observed_data"] = observed_values(fit.model, fit.args, fit.kwargs)
+    observed = observed_values(fit.model, fit.args, fit.kwargs)
+    groups["observed_data"] = {name: observed[name] for name in names}
     expected = {}
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
     if log_likelihood:
         groups["log_likelihood"] = {}
         for name in names:
-            rows = _pointwise(fit, flat, name)
+            rows = _observed_rows(_pointwise(fit, flat, name))
             groups["log_likelihood"][name] = rows.log_likelihood.reshape(*shape, -1)
             expected[name] = rows.expected_log_likelihood.reshape(*shape, -1)
     if posterior_predictive:
@@ -86,7 +87,9 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
 
     .. math:: \mathrm{elpd}_n = \log\sum_s w_{sn} \int p(y_n \mid f)\,p(f \mid s)\,df.
 
-    `arviz.loo` on the site's own log density would use one number for both.
+    `arviz.loo` on the site's own log density would use one number for both. A row with
+    `weights=` leaves the posterior with its weight, and is scored without it; rows that
+    are masked, or have weight 0, are no data.
 
     Args:
         fit: The fit.
@@ -109,12 +112,7 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
         )
     with single_blas_thread():
         draws, log_q = fit.posterior.weighed(num_draws)
-    rows = _pointwise(fit, draws, fit.observed_site(site))
-    kept = rows.observed[0]  # rows that `mask=` leaves out altogether are no data
-    rows = rows._replace(
-        log_likelihood=rows.log_likelihood[:, kept],
-        expected_log_likelihood=rows.expected_log_likelihood[:, kept],
-    )
+    rows = _observed_rows(_pointwise(fit, draws, fit.observed_site(site)))
     log_ratios = -rows.expected_log_likelihood  # (S, N)
     if log_q is not None:
         log_ratios = log_ratios + (rows.log_joint - np.asarray(log_q))[:, None]
@@ -148,6 +146,15 @@ def _pointwise(fit: Fit, draws: dict, site: str):
         draws = {name: jnp.asarray(x) for name, x in draws.items()}
         rows = pointwise(fit.problem(site), draws, fit.key)
     return jax.tree.map(np.asarray, rows)
+
+
+def _observed_rows(rows):
+    """Without the rows that `mask=` leaves out altogether: they are no data."""
+    kept = rows.observed[0]
+    return rows._replace(
+        log_likelihood=rows.log_likelihood[:, kept],
+        expected_log_likelihood=rows.expected_log_likelihood[:, kept],
+    )
 
 
 def _predictive_draws(fit: Fit, flat: dict, shape):

@@ -38,9 +38,8 @@ class ExpectedLikelihood(dist.Distribution):
         self.likelihood = likelihood
         self.weights = weights
         self.keep = keep
-        batch, event = latent.shape[:1], latent.shape[1:]
-        if likelihood.latent_ndim == 1:
-            event = ()
+        target_shape = likelihood.target_shape(latent.shape)
+        batch, event = target_shape[:1], target_shape[1:]
         # Targets are checked at the door (`checks.targets`), with better words.
         super().__init__(batch, event, validate_args=False)
 
@@ -49,12 +48,29 @@ class ExpectedLikelihood(dist.Distribution):
         return constraints.independent(self.likelihood.support, len(self.event_shape))
 
     def log_prob(self, value):
-        """Expected log likelihood of each row, `(N,)`."""
-        return self._rows(value, self._expected)
+        """Expected log likelihood of each row, weighted, `(N,)`."""
+        rows = self._rows(value, self._expected)
+        return rows if self.weights is None else self.weights * rows
 
     def predictive_log_prob(self, value):
-        r""":math:`\log\int p(y_n \mid f_n)\,q(f_n)\,df_n` of each row, `(N,)`."""
+        r""":math:`\log\int p(y_n \mid f_n)\,q(f_n)\,df_n` of each row, `(N,)`.
+
+        Without the weights: they say how much a row counts in the posterior, not what
+        its density is.
+        """
         return self._rows(value, self._predictive)
+
+    def predictive_cdf(self, value):
+        """Predictive probability of targets at most `value`, entry by entry."""
+        log_w, means, variances = self.latent.components()
+        each = jax.vmap(self.likelihood.predictive_cdf, (None, 0, 0))
+        return jnp.tensordot(jnp.exp(log_w), each(value, means, variances), axes=1)
+
+    def probabilities(self):
+        """Predictive probabilities of the labels, `(N, C)`."""
+        log_w, means, variances = self.latent.components()
+        each = jax.vmap(self.likelihood.predictive_probabilities)(means, variances)
+        return jnp.tensordot(jnp.exp(log_w), each, axes=1)
 
     def sample(self, key, sample_shape=()):
         key_latent, key_target = jr.split(key)
@@ -70,7 +86,7 @@ class ExpectedLikelihood(dist.Distribution):
         return self._moments()[1]
 
     def _rows(self, value, log_density):
-        """Sum `log_density` over the outputs of each row, masked and weighted."""
+        """Sum `log_density` over the outputs of each row, masked."""
         if self.keep is None:
             rows = log_density(value)
         else:
@@ -78,8 +94,7 @@ class ExpectedLikelihood(dist.Distribution):
             # Masked entries may be NaN: put a legal value there before they spread.
             filled = jnp.where(keep, value, _legal_value(self.support, value))
             rows = jnp.where(keep, log_density(filled), 0.0)
-        rows = rows.sum(-1) if rows.ndim > len(self.batch_shape) else rows
-        return rows if self.weights is None else self.weights * rows
+        return rows.sum(-1) if rows.ndim > len(self.batch_shape) else rows
 
     def _expected(self, value):
         log_w, means, variances = self.latent.components()

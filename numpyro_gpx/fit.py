@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from numpyro import handlers
 from numpyro_gpx import checks
 from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
-from numpyro_gpx.infer.data import as_arrays
 from numpyro_gpx.infer.evaluate import (
     Problem,
     bound_estimates,
@@ -27,8 +25,9 @@ from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.structure import Structure, abstract_trace, inspect_model
 from numpyro_gpx.infer.target import require_params
 from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.linalg import explicit_jitter
 from numpyro_gpx.prediction import Prediction
-from numpyro_gpx.rows import row_chunks
+from numpyro_gpx.rows import new_arguments, row_chunks
 
 __all__ = ["Estimate", "Fit", "engine_name", "kernel_params"]
 
@@ -89,6 +88,7 @@ class Fit:
         self.sample_stats = sample_stats or {}
         self.structure = structure or inspect_model(model, args, kwargs)
         self._components: dict[int | None, Any] = {}
+        self._checked_shapes: set[str] = set()
 
     def __repr__(self) -> str:
         sites = ", ".join(self.structure.latents)
@@ -109,10 +109,13 @@ class Fit:
         losses = None if isinstance(result, dict) else np.asarray(result.losses)
         batch_size = kwargs.pop("batch_size", None)
         key = jr.key(0) if key is None else key
-        posterior = GuidePosterior(svi.guide, params, args, kwargs, key=key)
+        posterior = GuidePosterior(
+            svi.guide, params, args, kwargs, key=key, jitter=explicit_jitter()
+        )
         return cls(
             svi.model, args, kwargs, posterior,
             engine="svi", params=params, batch_size=batch_size,
+            jitter=explicit_jitter(),
             info={} if losses is None else {"losses": losses},
         )  # fmt: skip
 
@@ -140,7 +143,7 @@ class Fit:
         return cls(
             model, args, kwargs, ChainPosterior(draws),
             engine=engine or engine_name(mcmc.sampler),
-            params=params, batch_size=batch_size,
+            params=params, batch_size=batch_size, jitter=explicit_jitter(),
             sample_stats={name: np.asarray(x) for name, x in extra.items()},
         )  # fmt: skip
 
@@ -170,13 +173,23 @@ class Fit:
         return not self.posterior.independent
 
     def chains(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
-        """Draws by site, `(chains, draws, ...)`."""
+        """Draws by site, `(chains, draws, ...)`.
+
+        Args:
+            num_draws: Draws in all, rounded up to equal chains; by default all of a
+                sampler's, of which there cannot be more, or 1000 of a guide's.
+        """
         return self.posterior.chains(num_draws)
 
     def draws(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
-        """Draws by site, `(draws, ...)`, chains one after the other."""
+        """Draws by site, `(draws, ...)`, chains one after the other.
+
+        Args:
+            num_draws: How many; see `chains`.
+        """
         chains = self.chains(num_draws)
-        return {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
+        flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
+        return {name: x[:num_draws] for name, x in flat.items()}
 
     def predict(
         self, *args, latent=False, site=None, num_components=None,
@@ -193,21 +206,21 @@ class Fit:
             site: Observed site; may be left out if there is one.
             num_components: Posterior draws to average over.
             chunk_rows: Rows computed at once. Arrays with as many rows as the first
-                argument are cut; `None` computes all rows in one piece.
+                argument are cut, unless they had another number of rows than it in
+                training; `None` computes all rows in one piece.
             kwargs: Keyword arguments of the model.
         """
         problem = self.problem(site)
         components = self._global_components(num_components)
-        args, kwargs = as_arrays(args, kwargs)
+        args, kwargs = new_arguments(self.model, args, kwargs)
         if kwargs.get("batch_size") is not None:
             raise ValueError("`predict` needs all rows; leave `batch_size` out.")
-        if args:
-            checks.finite("X", args[0])
         chunks, sizes = [], []
-        pieces = row_chunks(args, kwargs, chunk_rows)
+        self._check_shapes(args, kwargs)
+        pieces = row_chunks(args, kwargs, chunk_rows, (self.args, self.kwargs))
         for i, ((rows, options), size) in enumerate(pieces):
             key = jr.fold_in(self.key, i)
-            with single_blas_thread(), self._errors_without_padding(args, kwargs):
+            with single_blas_thread():
                 fn = sites_at(problem, components, rows, options, key, latent=latent)
             chunks.append(fn)
             sizes.append(size)
@@ -244,6 +257,7 @@ class Fit:
         """
         problem = self.problem(site)
         components = self._global_components(num_components)
+        args, kwargs = new_arguments(self.model, args, kwargs)
         with single_blas_thread():
             parts = parts_at(problem, components, args, kwargs, self.key)
         size = np.shape(args[0])[0]
@@ -263,11 +277,14 @@ class Fit:
             all rows in one call; each call forms their N x N covariance.
         """
         problem = self.problem(site)
+        checks.key(key)
+        checks.at_least("num_draws", num_draws, 1)
         key_draws, key_rest = jr.split(key)
         drawn = self.posterior.sample(key_draws, num_draws)
         draws = {name: drawn[name] for name in self.structure.global_sites}
 
         def values(*args, **kwargs) -> np.ndarray:
+            args, kwargs = new_arguments(self.model, args, kwargs)
             with single_blas_thread():
                 return np.asarray(latent_draws(problem, draws, args, kwargs, key_rest))
 
@@ -314,8 +331,7 @@ class Fit:
 
     @property
     def key(self):
-        """The key of everything that must not change from call to call."""
-        # Predictions must not change from call to call, nor after loading.
+        """The key of what must not change from call to call, nor after loading."""
         return jr.key(0)
 
     def problem(self, site=None) -> Problem:
@@ -339,14 +355,12 @@ class Fit:
             )
         return site
 
-    @contextlib.contextmanager
-    def _errors_without_padding(self, args, kwargs):
-        """Let the model complain of the shapes the user passed, not of padded ones."""
-        try:
-            yield
-        except (TypeError, ValueError):
+    def _check_shapes(self, args, kwargs):
+        """Let the model complain of shapes before rows are padded, once for each."""
+        signature = str(jax.tree.map(np.shape, (args, kwargs)))
+        if signature not in self._checked_shapes:
             abstract_trace(self.model, args, kwargs)
-            raise
+            self._checked_shapes.add(signature)
 
     def _global_components(self, number):
         components = self._all_components(number)

@@ -19,7 +19,14 @@ from jaxtyping import Array, Float
 from numpyro_gpx.cubature import gauss_hermite
 from numpyro_gpx.linalg import safe_cholesky
 
-__all__ = ["GaussianLatent", "Latent", "MixtureLatent", "as_latent", "known_function"]
+__all__ = [
+    "GaussianLatent",
+    "Latent",
+    "MixtureLatent",
+    "as_latent",
+    "known_function",
+    "stack",
+]
 
 # Exact for Gaussian likelihoods (polynomials), and enough for smooth links.
 _PRODUCT_NODES = 20
@@ -221,6 +228,41 @@ def known_function(value) -> GaussianLatent:
         mean = mean.astype(jnp.result_type(float))
     tiny = jnp.full_like(mean, jnp.finfo(mean.dtype).eps ** 2)
     return GaussianLatent(mean, tiny)
+
+
+def stack(*latents) -> GaussianLatent:
+    """Join latent functions into the columns of one latent, `(N, P)`.
+
+    For likelihoods of several latent functions whose GPs have different kernels,
+    inducing points or inputs: `gpx.stack(f(X), g(X))`.
+
+    Args:
+        latents: Latents `(N,)` or `(N, P)` of different GP sites, or known functions.
+    """
+    parts = [as_latent(one) for one in latents]
+    sites: frozenset = frozenset()
+    for one in parts:
+        if not isinstance(one, GaussianLatent):
+            raise TypeError(
+                "`stack` joins Gaussian latents, such as f(X) or f(X) + g(X); got "
+                f"{type(one).__name__}, a product."
+            )
+        if sites & one.sites:
+            raise ValueError(
+                "Latents that are stacked must come from different GP sites; several "
+                f"use {sorted(sites & one.sites)}. For one kernel and several "
+                "independent functions use `gpx.gp(..., num_outputs=...)`."
+            )
+        sites = sites | one.sites
+
+    def columns(x):
+        return x[:, None] if x.ndim == 1 else x
+
+    return GaussianLatent(
+        jnp.concatenate([columns(one.mean) for one in parts], axis=1),
+        jnp.concatenate([columns(one.var) for one in parts], axis=1),
+        sites=sites,
+    )
 
 
 def _sum_of_scales(first, second):

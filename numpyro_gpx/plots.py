@@ -343,7 +343,10 @@ def _is_positive(fit, label):
     if site is None:
         return False
     codomain = site.transform.codomain
-    inside = [bool(np.all(np.asarray(codomain(x)))) for x in (-1e-3, 1e-3, 1e6)]
+    inside = [
+        bool(np.all(np.asarray(codomain(np.full(site.shape, x)))))
+        for x in (-1e-3, 1e-3, 1e6)
+    ]
     return inside == [False, True, True]
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.scipy.special import logsumexp
+from numpyro.distributions import constraints
 
 from numpyro_gpx import checks
 from numpyro_gpx.distributions import ExpectedLikelihood
@@ -69,6 +70,7 @@ class Prediction:
 
     def sample(self, key, num_draws: int) -> np.ndarray:
         """Draws `(num_draws, N, ...)`, components taken in turn."""
+        checks.key(key)
         keys = jr.split(key, len(self._chunks))
         drawn = [
             jnp.moveaxis(_mixture_sample(chunk, k, num_draws), 0, 1)
@@ -76,9 +78,45 @@ class Prediction:
         ]
         return self._shift + self._scale * np.moveaxis(self._join(drawn), 1, 0)
 
+    @functools.cached_property
+    def probabilities(self) -> np.ndarray:
+        """Predictive probability of each label, `(N, C)`, for targets that are labels.
+
+        Labels are those of `Categorical`, `RobustMax` and `Ordinal`; for binary targets
+        `mean` is the probability of 1.
+        """
+        return self._join([_mixture_probabilities(chunk) for chunk in self._chunks])
+
     def quantile(self, q) -> np.ndarray:
-        """Quantiles of `draws`, `(N, ...)` or `(Q, N, ...)`."""
-        return np.quantile(self.draws, q, axis=0)
+        """Quantiles, `(N, ...)` or `(Q, N, ...)`.
+
+        By bisection of the predictive distribution function where the likelihood has
+        one, else those of `draws`.
+        """
+        levels = np.asarray(q, float)
+        if np.any((levels <= 0.0) | (levels >= 1.0)):
+            raise ValueError(f"`q` must lie between 0 and 1; got {q}.")
+        found = [self._quantile(float(level)) for level in levels.ravel()]
+        return np.stack(found).reshape(levels.shape + found[0].shape)
+
+    def _quantile(self, level):
+        if not self._has_cdf:
+            return np.quantile(self.draws, level, axis=0)
+        pieces = [
+            _mixture_quantile(chunk, jnp.asarray(level)) for chunk in self._chunks
+        ]
+        return self._shift + self._scale * self._join(pieces)
+
+    @functools.cached_property
+    def _has_cdf(self) -> bool:
+        try:
+            jax.eval_shape(_mixture_cdf, self._chunks[0], self._moments_of_first())
+        except NotImplementedError:
+            return False
+        return True
+
+    def _moments_of_first(self):
+        return _mixture_moments(self._chunks[0])[0]
 
     def log_prob(self, y) -> np.ndarray:
         """Log predictive density of each row, `(N,)`, in the units of `y`."""
@@ -90,6 +128,9 @@ class Prediction:
             )
         checks.finite("y", y)
         standard = (y - self._shift) / self._scale if self._rescaled else y
+        one = jax.tree.map(lambda x: x[0], self._chunks[0])
+        if isinstance(one, ExpectedLikelihood):
+            one.likelihood.check(standard, name="y")
         pieces, start = [], 0
         for chunk, size in zip(self._chunks, self._sizes, strict=True):
             rows = _padded(standard[start : start + size], _num_rows(chunk))
@@ -133,9 +174,13 @@ def _padded(rows, size):
     return np.concatenate([rows, np.repeat(rows[-1:], size - rows.shape[0], axis=0)])
 
 
+# Components evaluated at once: some likelihoods need many nodes for each row.
+_BATCH = 16
+
+
 @eqx.filter_jit
 def _mixture_moments(chunk):
-    means, variances = jax.vmap(lambda fn: (fn.mean, fn.variance))(chunk)
+    means, variances = _each(lambda fn: (fn.mean, fn.variance), chunk)
     mean = jnp.mean(means, axis=0)
     return mean, jnp.mean(variances + (means - mean) ** 2, axis=0)
 
@@ -148,8 +193,59 @@ def _mixture_log_prob(chunk, y):
         log_prob = fn.log_prob(y)
         return log_prob.sum(-1) if log_prob.ndim > 1 else log_prob
 
-    each = jax.vmap(rows)(chunk)  # (S, N)
+    each = _each(rows, chunk)  # (S, N)
     return logsumexp(each, axis=0) - jnp.log(each.shape[0])
+
+
+@eqx.filter_jit
+def _mixture_probabilities(chunk):
+    return jnp.mean(_each(lambda fn: fn.probabilities(), chunk), axis=0)
+
+
+def _mixture_cdf(chunk, y):
+    def one(fn):
+        if isinstance(fn, ExpectedLikelihood):
+            return fn.predictive_cdf(y)
+        return fn.cdf(y)
+
+    return jnp.mean(_each(one, chunk), axis=0)
+
+
+@eqx.filter_jit
+def _mixture_quantile(chunk, level):
+    """Where the distribution function reaches `level`; for counts the least such one.
+
+    The bracket starts at the mean and grows until it holds the quantile.
+    """
+    mean, var = _mixture_moments(chunk)
+    middle = jnp.where(jnp.isfinite(mean), mean, 0.0)
+    width = jnp.where(jnp.isfinite(var), jnp.sqrt(var), 1.0) + 1.0
+    support = jax.tree.map(lambda x: x[0], chunk).support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    whole = support.is_discrete
+
+    def grow(_, bracket):
+        low, high, width = bracket
+        low = jnp.where(_mixture_cdf(chunk, low) < level, low, low - width)
+        high = jnp.where(_mixture_cdf(chunk, high) >= level, high, high + width)
+        return low, high, 2.0 * width
+
+    def halve(_, bracket):
+        low, high = bracket
+        y = 0.5 * (low + high)
+        reached = _mixture_cdf(chunk, jnp.floor(y) if whole else y) >= level
+        return jnp.where(reached, low, y), jnp.where(reached, y, high)
+
+    start = middle - width, middle + width, width
+    low, high, _ = jax.lax.fori_loop(0, 20, grow, start)
+    low, high = jax.lax.fori_loop(0, 40, halve, (low, high))
+    return jnp.floor(high) if whole else 0.5 * (low + high)
+
+
+def _each(fn, chunk):
+    """`fn` of each component, a bounded number at once."""
+    return jax.lax.map(fn, chunk, batch_size=_BATCH)
 
 
 @eqx.filter_jit

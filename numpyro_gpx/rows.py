@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 import jax
 import numpy as np
 
+from numpyro_gpx import checks
+from numpyro_gpx.infer.data import as_arrays, inputs_first
 from numpyro_gpx.infer.structure import abstract_trace
 
-__all__ = ["predictive", "row_chunks"]
+__all__ = ["new_arguments", "predictive", "row_chunks"]
 
 
 def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:
@@ -50,24 +53,65 @@ def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> C
     return sample
 
 
-def row_chunks(args: tuple, kwargs: dict, chunk_rows: int | None) -> Iterator:
+def new_arguments(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments for a new call of the model, as arrays; the inputs come first."""
+    args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
+    if not args or np.ndim(args[0]) == 0:
+        raise ValueError(
+            "Pass the model's arguments, inputs first, as in `fit.predict(X_test)`."
+        )
+    if np.shape(args[0])[0] == 0:
+        raise ValueError(
+            f"The inputs must have at least one row; got shape {np.shape(args[0])}."
+        )
+    checks.finite("X", args[0])
+    return args, kwargs
+
+
+def row_chunks(
+    args: tuple, kwargs: dict, chunk_rows: int | None, train: tuple[tuple, dict]
+) -> Iterator:
     """Cut arguments along rows; yield `((args, kwargs), number of rows)`.
 
     Inputs are padded to a multiple of `chunk_rows` (small ones to a power of two), so
     that calls with other numbers of rows reuse the compiled code.
+
+    Args:
+        args: New arguments, inputs first.
+        kwargs: New keyword arguments.
+        chunk_rows: Rows of a chunk; `None` for all of them in one piece.
+        train: Training arguments: what did not follow their rows does not follow these.
     """
-    if not args:
-        raise ValueError("Pass the model's arguments, as in `fit.predict(X_test)`.")
     num_rows = np.shape(args[0])[0]
-
-    def rows(x, index):
-        return x[index] if np.ndim(x) > 0 and np.shape(x)[0] == num_rows else x
-
     if chunk_rows is None:
         yield (args, kwargs), num_rows
         return
+    num_train = np.shape(train[0][0])[0] if train[0] else None
+
+    def follows(x, old):
+        """Which leaves of an argument have one entry a row."""
+        leaves, tree = jax.tree.flatten(x)
+        same = jax.tree.structure(old) == tree
+        pairs = zip(leaves, jax.tree.leaves(old) if same else leaves, strict=True)
+        flags = [
+            np.ndim(leaf) > 0
+            and np.shape(leaf)[0] == num_rows
+            and (not same or np.shape(before)[:1] == (num_train,))
+            for leaf, before in pairs
+        ]
+        return jax.tree.unflatten(tree, flags)
+
+    positions = zip_longest(args, train[0][: len(args)])
+    cuts = (
+        tuple(follows(x, old) for x, old in positions),
+        {name: follows(x, train[1].get(name)) for name, x in kwargs.items()},
+    )
     size = min(chunk_rows, 1 << (num_rows - 1).bit_length())
     for start in range(0, num_rows, size):
         index = np.minimum(np.arange(start, start + size), num_rows - 1)
-        cut = jax.tree.map(functools.partial(rows, index=index), (args, kwargs))
-        yield cut, min(size, num_rows - start)
+        take = functools.partial(_take, index=index)
+        yield jax.tree.map(take, (args, kwargs), cuts), min(size, num_rows - start)
+
+
+def _take(x, cut, index):
+    return x[index] if cut else x

@@ -48,26 +48,28 @@ class Standardised(NamedTuple):
         return prediction.rescaled(self.y_shift, self.y_scale)
 
 
-def standardise(X, y) -> Standardised:
+def standardise(X, y, *, missing: bool = False) -> Standardised:
     """Standardise inputs and targets, column by column.
 
     Args:
         X: Inputs `(N, D)`.
         y: Real targets `(N,)` or `(N, P)`.
+        missing: Whether NaN in `y` stands for a missing target; it stays NaN.
 
     Returns:
         The scaled data with `inputs`, `targets` and `predict` for new rows.
     """
     X = np.asarray(checks.inputs("X", X))
     y = np.asarray(y, dtype=X.dtype)
-    checks.finite("y", y)
+    if not missing:
+        checks.finite("y", y, hint="Pass `missing=True` if NaN stands for missing.")
     if y.shape[:1] != X.shape[:1]:
         raise ValueError(
             f"`X` and `y` must have the same number of rows; got {X.shape[0]} and "
             f"{y.shape[0] if y.ndim else 'a scalar'}."
         )
     X_shift, X_scale = X.mean(axis=0), _scale(X)
-    y_shift, y_scale = y.mean(axis=0), _scale(y)
+    y_shift, y_scale = np.nanmean(y, axis=0), _scale(y)
     return Standardised(
         (X - X_shift) / X_scale, (y - y_shift) / y_scale,
         X_shift, X_scale, y_shift, y_scale,
@@ -75,6 +77,7 @@ def standardise(X, y) -> Standardised:
 
 
 def _scale(values):
-    sd = values.std(axis=0)
+    sd = np.nanstd(values, axis=0)
     # A constant column has no scale of its own.
-    return np.where(sd > 1e-12 * np.maximum(1.0, np.abs(values).max(axis=0)), sd, 1.0)
+    largest = np.nanmax(np.abs(values), axis=0)
+    return np.where(sd > 1e-12 * np.maximum(1.0, largest), sd, 1.0)

@@ -171,6 +171,7 @@ def observe(
     offset: Array | None = None,
     weights: Array | None = None,
     mask: Array | None = None,
+    missing: bool = False,
 ) -> Array:
     r"""Observe `y` through a likelihood, in expectation over the latent function.
 
@@ -180,24 +181,33 @@ def observe(
 
     Args:
         name: Name of the site.
-        latent: `f(X)`, or sums and products of such; or an array, a known function.
+        latent: `f(X)`, or sums, products and stacks of such; or an array, a known
+            function. `(N,)` or `(N, P)`; a likelihood of several latent functions, such
+            as `HeteroscedasticGaussian`, takes a row's P latents for one target.
         likelihood: `gpx.likelihoods.Gaussian(scale)` and the like.
         obs: Targets `(N,)` or `(N, P)`; `None` to draw them.
         offset: Added to the latent function, e.g. a log exposure; `(N,)` or `(N, P)`.
         weights: Multiplies each row's term, `(N,)`.
         mask: `False` leaves an entry out, `(N,)` or `(N, P)`; it may then be NaN.
+        missing: Whether NaN in `obs` stands for a missing entry, to be left out.
 
     Returns:
         The observed or drawn targets.
     """
     checks.instance("likelihood", likelihood, Likelihood, "of gpx.likelihoods")
     f = as_latent(latent)
+    checks.latents(name, f.shape, likelihood)
     if offset is not None:
-        f = f + checks.rowwise("offset", name, offset, f.shape)
+        # One number for the mean and the noise of a row would make no sense.
+        spread = likelihood.latent_ndim == 0
+        f = f + checks.rowwise("offset", name, offset, f.shape, spread=spread)
     if weights is not None:
         weights = checks.rowwise("weights", name, weights, f.shape[:1])
     if mask is not None:
-        mask = checks.rowwise("mask", name, mask, f.shape)
+        mask = checks.rowwise("mask", name, mask, likelihood.target_shape(f.shape))
+    if missing and obs is not None:
+        present = ~jnp.isnan(jnp.asarray(obs))
+        mask = present if mask is None else mask & present
     fn = ExpectedLikelihood(f, likelihood, weights=weights, keep=mask)
     if obs is not None:
         obs = checks.targets(name, obs, fn, likelihood)

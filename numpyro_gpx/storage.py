@@ -32,7 +32,7 @@ def save_fit(fit: Fit, path) -> None:
     record: dict[str, Any] = {
         "format": _FORMAT,
         "engine": fit.engine,
-        "sites": sorted(fit.structure.latents),
+        "sites": _shapes(fit.structure),
         "seconds": fit.seconds,
         "jitter": fit.jitter,
         "batch_size": fit.batch_size,
@@ -72,6 +72,8 @@ def load_fit(path, model) -> Fit:
         A fit whose predictions equal those of the saved one.
     """
     with np.load(Path(path), allow_pickle=False) as archive:
+        if "record" not in archive.files:
+            raise ValueError(f"`{path}` was not written by `Fit.save`.")
         record = json.loads(str(archive["record"]))
         arrays = {name: archive[name] for name in archive.files if name != "record"}
     if record["format"] != _FORMAT:
@@ -81,10 +83,10 @@ def load_fit(path, model) -> Fit:
     args = tuple(_restore(arrays, x) for x in record["args"])
     kwargs = {name: _restore(arrays, x) for name, x in record["kwargs"].items()}
     params = {name: jnp.asarray(arrays[x]) for name, x in record["params"].items()}
-    sites = sorted(inspect_model(model, args, kwargs).latents)
+    sites = _shapes(inspect_model(model, args, kwargs))
     if sites != record["sites"]:
         raise ValueError(
-            "`model` must be the one that was fitted, with the sites "
+            "`model` must be the one that was fitted, with sites of the shapes "
             f"{record['sites']}; it has {sites}."
         )
     return Fit(
@@ -94,6 +96,11 @@ def load_fit(path, model) -> Fit:
         info={n: _restore(arrays, x) for n, x in record["info"].items()},
         sample_stats={n: arrays[x] for n, x in record["sample_stats"].items()},
     )  # fmt: skip
+
+
+def _shapes(structure) -> dict[str, list[int]]:
+    """Shapes of the latent sites, as JSON has them."""
+    return {name: list(site.shape) for name, site in structure.latents.items()}
 
 
 def _can_be_rebuilt(guide) -> bool:

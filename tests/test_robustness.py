@@ -112,12 +112,12 @@ BAD = {
         MODEL, np.where(_X == _X[2, 1], np.nan, _X), Y, r"`X` must be finite.*\(2, 1\)"
     ),
     "rows": (MODEL, _X, Y[:7], "must have the same number of rows; got 12 and 7"),
-    "column": (MODEL, _X, Y[:, None], r"got \(12, 2\). Pass `y\[:, 0\]`"),
+    "column": (MODEL, _X, Y[:, None], r"got \(12, 1\). Pass `y\[:, 0\]`"),
     "NaN in y": (MODEL, _X, WITH_NAN, "`y` must be finite; got nan at index 3"),
     "labels": (BERNOULLI, _X, np.sign(Y), r"labels 0 and 1 .*`\(y \+ 1\) / 2`"),
     "counts": (POISSON, _X, Y, "counts 0, 1, 2.*"),
     "text": (MODEL, _X, np.array(["a"] * 12), "must be numeric; got dtype <U1"),
-    "nothing": (MODEL, _X, None, "The model observes nothing"),
+    "nothing": (MODEL, _X, None, "Site `y` has no targets. Pass them"),
 }  # fmt: skip
 
 

@@ -55,6 +55,12 @@ def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
                 f"{name}: no distances for {', '.join(unmatched)}, which {reference} "
                 "does not have in the same shape."
             )
+    unfinished = [n for n, f in fits.items() if not f.info.get("converged", True)]
+    if unfinished:
+        notes.append(
+            f"L-BFGS stopped before it converged: {', '.join(unfinished)}; raise "
+            "`max_steps`."
+        )
     return tuple(notes + _mixing_notes(fits, sites))
 
 

@@ -4,6 +4,16 @@ from numpyro_gpx.cubature.gauss_hermite import (
     expectation,
     gauss_hermite,
     log_expectation_exp,
+    nodes,
+    peak,
 )
+from numpyro_gpx.cubature.tensor import tensor_nodes
 
-__all__ = ["expectation", "gauss_hermite", "log_expectation_exp"]
+__all__ = [
+    "expectation",
+    "gauss_hermite",
+    "log_expectation_exp",
+    "nodes",
+    "peak",
+    "tensor_nodes",
+]

@@ -1,10 +1,10 @@
 """Gauss-Hermite quadrature: expectations of a function of one Gaussian variable."""
 
-__all__ = ["expectation", "gauss_hermite", "log_expectation_exp"]
+__all__ = ["expectation", "gauss_hermite", "log_expectation_exp", "nodes", "peak"]
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -61,9 +61,17 @@ def expectation(
     Returns:
         One expectation for each mean.
     """
+    points, weights = nodes(f_mean, f_var, num_nodes)
+    return jnp.sum(weights * jax.vmap(fn)(points), axis=0)
+
+
+def nodes(
+    f_mean: Float[Array, "*shape"], f_var: Float[Array, "*shape"], num_nodes: int
+) -> tuple[Float[Array, "K *shape"], Float[Array, "K ..."]]:
+    """Nodes for `N(f_mean, f_var)`, and their weights on the same first axis."""
     f_mean, f_var = _same_shape_and_dtype(f_mean, f_var)
-    nodes, weights = _columns(gauss_hermite(num_nodes), f_mean)
-    return jnp.sum(weights * jax.vmap(fn)(_points(f_mean, f_var, nodes)), axis=0)
+    x, weights = _columns(gauss_hermite(num_nodes), f_mean)
+    return _points(f_mean, f_var, x), weights
 
 
 def log_expectation_exp(
@@ -100,11 +108,65 @@ def log_expectation_exp(
     # Where the nodes are does not change the integral: nothing to differentiate.
     shift = jnp.broadcast_to(jax.lax.stop_gradient(shift), (1, *f_mean.shape))
     shrink = jnp.broadcast_to(jax.lax.stop_gradient(shrink), (1, *f_mean.shape))
-    nodes = shift + shrink * x  # (K, ...)
+    moved = shift + shrink * x  # (K, ...)
     # Weights of N(0, 1) relative to N(shift, shrink^2).
-    log_weights = jnp.log(weights) + jnp.log(shrink) + 0.5 * (x**2 - nodes**2)
-    terms = jax.vmap(log_fn)(_points(f_mean, f_var, nodes)) + log_weights
+    log_weights = jnp.log(weights) + jnp.log(shrink) + 0.5 * (x**2 - moved**2)
+    terms = jax.vmap(log_fn)(_points(f_mean, f_var, moved)) + log_weights
     return logsumexp(terms, axis=0)
+
+
+class Peak(TypedDict):
+    """Where an integrand peaks and how wide it is, for `log_expectation_exp`."""
+
+    shift: Array
+    shrink: Array
+
+
+def peak(
+    log_fn: Callable, f_mean: Float[Array, "*shape"], f_var: Float[Array, "*shape"]
+) -> Peak:
+    r"""Peak and width of :math:`e^{l(f)}\,\mathcal N(f; m, v)`, by Newton's method.
+
+    In :math:`z = (f - m)/\sqrt v` the logarithm :math:`l - z^2/2` has slope
+    :math:`\sqrt v\,l' - z` and curvature :math:`v\,l'' - 1`. Made for concave `l`.
+
+    Args:
+        log_fn: The function `l`, elementwise, as in `expectation`.
+        f_mean: Means.
+        f_var: Variances.
+    """
+    f_mean, f_var = jax.lax.stop_gradient(_same_shape_and_dtype(f_mean, f_var))
+    sd = jnp.sqrt(positive(f_var))
+
+    def slope(f):
+        return jax.jvp(log_fn, (f,), (jnp.ones_like(f),))[1]
+
+    def derivatives(z):
+        f = f_mean + sd * z
+        first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+        # No wider than the Gaussian, also where `l` is not concave.
+        return sd * first - z, jnp.minimum(sd**2 * second, 0.0) - 1.0
+
+    def newton(_, z):
+        gradient, curvature = derivatives(z)
+        # Two units of `f` at most: where `l` has an exponential, a longer step lands
+        # where the way back is slow.
+        longest = 2.0 / sd
+        step = jnp.clip(-gradient / curvature, -longest, longest)
+        return z + jnp.where(jnp.isfinite(step), step, 0.0)
+
+    z = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, jnp.zeros_like(f_mean))
+    _, curvature = derivatives(z)
+    # Where the density underflows there is nothing to find.
+    curvature = jnp.where(jnp.isfinite(curvature), curvature, -1.0)
+    return Peak(
+        shift=jax.lax.stop_gradient(z),
+        shrink=jax.lax.stop_gradient((-curvature) ** -0.5),
+    )
+
+
+# Enough for a peak 60 units of `f` away, and for the last digits there.
+_NEWTON_STEPS = 40
 
 
 def _points(f_mean, f_var, nodes):

@@ -9,25 +9,53 @@ import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_gpx import checks
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
+from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.structure import (
     Structure,
+    abstract_trace,
     arrays_and_rest,
     inspect_model,
     structure_of,
 )
 from numpyro_gpx.infer.target import trace_model
 
-__all__ = ["as_arrays", "check_batched", "check_data", "observed_values"]
+__all__ = [
+    "as_arrays",
+    "check_batched",
+    "check_data",
+    "check_slopes",
+    "inputs_first",
+    "observed_values",
+]
+
+
+def inputs_first(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The inputs as first positional argument, also if they were passed by name."""
+    first = next(iter(inspect.signature(model).parameters), None)
+    if args or first not in kwargs:
+        return args, kwargs
+    rest = {name: x for name, x in kwargs.items() if name != first}
+    second = list(inspect.signature(model).parameters)[1:2]
+    if second and second[0] in rest and eqx.is_array_like(rest[second[0]]):
+        return (kwargs[first], rest.pop(second[0])), rest
+    return (kwargs[first],), rest
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Arguments with NumPy arrays and lists of numbers turned into JAX arrays."""
+    """Arguments with arrays, tables and lists of numbers turned into JAX arrays."""
 
     def convert(name, x):
-        x = np.asarray(x) if isinstance(x, list) else x
+        if isinstance(x, AutoGuide):
+            raise TypeError(
+                f"Argument {name} of the model is a guide. Only variational fits take "
+                "one: `fit_svi(model, guide, X, y, key=key)`."
+            )
+        if isinstance(x, list) or type(x).__module__.split(".")[0] == "pandas":
+            x = np.asarray(x)
         if isinstance(x, np.ndarray | jax.Array):
             if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
                 raise ValueError(
@@ -63,13 +91,46 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
             "The model observes nothing. Pass the targets, as in "
             "`fit_svi(model, guide, X, y, ...)`, and hand them to `gpx.observe(obs=y)`."
         )
-    for name, (value, mask) in values.items():
+    for name, (value, mask, weights) in values.items():
         fn = trace[name]["fn"]
         if isinstance(fn, ExpectedLikelihood):
             fn.likelihood.check(value, name=name, mask=mask)
+            _check_weights(name, mask, weights)
         elif isinstance(fn, ExactRegression):
             checks.finite(name, value)
     return structure_of(trace)
+
+
+def check_slopes(model, args: tuple, kwargs: dict, engine: str) -> None:
+    """Raise if an engine that follows gradients meets a density that has none.
+
+    A likelihood that jumps in `f` is constant between its jumps. Where `f` is known
+    given the inducing variables, as on the full GP, so is the whole density.
+    """
+    trace = abstract_trace(model, args, kwargs)
+    latents = structure_of(trace).latents
+    for name, site in trace.items():
+        fn = site.get("fn")
+        if not isinstance(fn, ExpectedLikelihood) or not fn.likelihood.discontinuous:
+            continue
+        if all(latents[gp].inducing is Data for gp in fn.latent.sites if gp in latents):
+            raise ValueError(
+                f"{type(fn.likelihood).__name__} at site `{name}` jumps, so that on "
+                f"the full GP its gradient is zero and {engine} would not move. Use "
+                "elliptical slice sampling, `gpx.fit_mcmc(gpx.infer.Blackjax(model, "
+                "blackjax.elliptical_slice), ...)`; or `gpx.inducing.Points`; or a "
+                "smooth link."
+            )
+
+
+def _check_weights(name, mask, weights):
+    if mask is not None and not np.any(mask):
+        raise ValueError(f"`mask` of site `{name}` leaves out every target.")
+    if weights is not None and not np.all(weights >= 0.0):
+        raise ValueError(
+            f"`weights` of site `{name}` must be at least 0; got "
+            f"{weights[~(weights >= 0.0)][0]}."
+        )
 
 
 def _check_rows(args):
@@ -125,11 +186,12 @@ def check_batched(model, args, kwargs, structure, batch_size):
 
 def observed_values(model, args, kwargs) -> dict[str, np.ndarray]:
     """Targets of the observed sites, as the model hands them over."""
-    return {name: y for name, (y, _) in _observed(model, args, kwargs)[1].items()}
+    _, values = _observed(model, args, kwargs)
+    return {name: y for name, (y, *_) in values.items()}
 
 
 def _observed(model, args, kwargs):
-    """The abstract trace, and concrete targets and masks of the observed sites.
+    """The abstract trace, and concrete targets, masks and weights of observed sites.
 
     Compiled, so that XLA drops everything but the targets.
     """
@@ -141,7 +203,7 @@ def _observed(model, args, kwargs):
         args, kwargs = eqx.combine(dynamic, static)
         trace.update(trace_model(model, args, kwargs, {}, jr.key(0)))
         return {
-            name: (site["value"], _mask(site["fn"]))
+            name: (site["value"], *_mask_and_weights(site["fn"]))
             for name, site in trace.items()
             if site["type"] == "sample" and site["is_observed"]
         }
@@ -150,5 +212,5 @@ def _observed(model, args, kwargs):
     return trace, values
 
 
-def _mask(fn):
-    return fn.keep if isinstance(fn, ExpectedLikelihood) else None
+def _mask_and_weights(fn):
+    return (fn.keep, fn.weights) if isinstance(fn, ExpectedLikelihood) else (None, None)

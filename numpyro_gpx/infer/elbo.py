@@ -105,6 +105,16 @@ def _scaled(site, term):
 
 def _check_match(model_trace, guide_trace):
     """Raise, naming them, if sites are in the model or the guide only."""
+    observed = sorted(
+        name
+        for name, site in guide_trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    )
+    if observed:
+        raise ValueError(
+            f"The guide observes {observed}, which only a model does. Build the guide "
+            "from the model, as in `gpx.guides.WhitenedGaussian(model)`."
+        )
     in_model = {
         name
         for name, site in model_trace.items()

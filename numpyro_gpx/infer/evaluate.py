@@ -1,4 +1,4 @@
-"""The model at posterior values: predictive distributions and pointwise densities.
+"""The model at posterior values: predictive distributions, densities, the bound.
 
 Functions here are jitted at module level and take the model as a static argument, so
 that repeated calls with equal shapes compile once.
@@ -62,7 +62,8 @@ class Pointwise(NamedTuple):
         log_likelihood: Log predictive density of each row given the draw, `(S, N)`.
         expected_log_likelihood: What the target density sums over, `(S, N)`.
         log_joint: Log target density on the supports, `(S,)`.
-        observed: Whether any entry of the row is left in by `mask=`, `(S, N)`.
+        observed: Whether the row counts: any entry left in by `mask=`, and a weight
+            above 0, `(S, N)`.
     """
 
     log_likelihood: jax.Array
@@ -152,7 +153,8 @@ def pointwise(problem: Problem, draws, key) -> Pointwise:
         log_prior, log_likelihood = log_terms(trace)
         log_joint = log_prior + log_likelihood
         if isinstance(fn, ExpectedLikelihood):
-            rows, expected = fn.predictive_log_prob(y), fn.log_prob(y)
+            scale = 1.0 if site["scale"] is None else site["scale"]
+            rows, expected = fn.predictive_log_prob(y), scale * fn.log_prob(y)
         elif isinstance(fn, ExactRegression):
             rows = expected = fn.leave_one_out_log_prob(y)
         else:
@@ -214,10 +216,13 @@ def _exact_training(problem, component, key):
 
 
 def _observed_rows(fn, rows):
-    keep = fn.keep if isinstance(fn, ExpectedLikelihood) else None
-    if keep is None:
-        return jnp.ones(rows.shape, bool)
-    return keep if keep.ndim == rows.ndim else jnp.any(keep, axis=-1)
+    observed = jnp.ones(rows.shape, bool)
+    if not isinstance(fn, ExpectedLikelihood):
+        return observed
+    if fn.keep is not None:
+        keep = fn.keep if fn.keep.ndim == rows.ndim else jnp.any(fn.keep, axis=-1)
+        observed = observed & keep
+    return observed if fn.weights is None else observed & (fn.weights > 0.0)
 
 
 def _latent(name, fn):

@@ -17,6 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
+from numpyro_gpx import checks
 from numpyro_gpx.linalg import jitter as jitter_context
 
 __all__ = ["ChainPosterior", "GuidePosterior", "Posterior"]
@@ -75,6 +76,7 @@ class ChainPosterior(Posterior):
     def chains(self, num_draws=None):
         if num_draws is None or not self.draws:
             return self.draws
+        checks.at_least("num_draws", num_draws, 1)
         num_chains, length = next(iter(self.draws.values())).shape[:2]
         index = _evenly(length, -(-num_draws // num_chains))
         return {name: x[:, index] for name, x in self.draws.items()}
@@ -84,7 +86,7 @@ class ChainPosterior(Posterior):
             return {}
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.draws.items()}
         total = next(iter(flat.values())).shape[0]
-        index = _evenly(total, num_components or _MAX_CHAIN_COMPONENTS)
+        index = _evenly(total, _number(num_components, _MAX_CHAIN_COMPONENTS))
         return {name: jnp.asarray(x[index]) for name, x in flat.items()}
 
     def sample(self, key, num_draws):
@@ -125,8 +127,10 @@ class GuidePosterior(Posterior):
         return self.guide, self.params, self.args, self.kwargs, self.jitter
 
     def chains(self, num_draws=None):
+        num_draws = 1000 if num_draws is None else num_draws
+        checks.at_least("num_draws", num_draws, 1)
         num_chains = 4  # diagnostics compare chains; these are independent draws
-        length = -(-(num_draws or 1000) // num_chains)
+        length = -(-num_draws // num_chains)
         keys = jr.split(self.key, num_chains * length)
         draws, _ = _draw(*self._call, keys)
         return {
@@ -135,7 +139,7 @@ class GuidePosterior(Posterior):
         }
 
     def components(self, num_components=None, *, random_rows=False):
-        number = num_components or _NUM_COMPONENTS
+        number = _number(num_components, _NUM_COMPONENTS)
         if self.deterministic_given_beliefs() and not random_rows:
             number = 1
         keys = jr.split(self.key, number)
@@ -148,7 +152,7 @@ class GuidePosterior(Posterior):
         def run(key):
             for site in _guide_trace(*self._call, key).values():
                 if site["type"] == "sample" and "belief" not in site["infer"]:
-                    random.append(not isinstance(site["fn"], dist.Delta))
+                    random.append(not isinstance(_innermost(site["fn"]), dist.Delta))
 
         jax.eval_shape(run, self.key)
         return not any(random)
@@ -159,6 +163,19 @@ class GuidePosterior(Posterior):
     def weighed(self, num_draws):
         keys = jr.split(self.key, num_draws)
         return _draw(*self._call, keys)
+
+
+def _innermost(fn):
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def _number(num_components, default):
+    if num_components is None:
+        return default
+    checks.at_least("num_components", num_components, 1)
+    return num_components
 
 
 def _evenly(length, number):

@@ -14,7 +14,13 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit, engine_name, kernel_params
-from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
+from numpyro_gpx.infer.data import (
+    as_arrays,
+    check_batched,
+    check_data,
+    check_slopes,
+    inputs_first,
+)
 from numpyro_gpx.infer.noise import as_latent_noise
 from numpyro_gpx.infer.noise import noise_sets as make_noise_sets
 from numpyro_gpx.infer.posteriors import ChainPosterior
@@ -63,7 +69,7 @@ def fit_nuts(
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
-    args, kwargs = as_arrays(args, kwargs)
+    args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
     _no_batches("fit_nuts", kwargs)
     params = _params(params)
     structure = inspect_model(model, args, kwargs)
@@ -130,7 +136,7 @@ def fit_sghmc(
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
-    args, kwargs = as_arrays(args, kwargs)
+    args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
     params = _params(params)
     kernel = SGHMC(
         model, step_size=step_size, friction=friction, num_steps=num_steps,
@@ -175,7 +181,7 @@ def fit_mcmc(
         engine: Name of the engine in reports.
         kwargs: Further arguments of the model.
     """
-    args, kwargs = as_arrays(args, kwargs)
+    args, kwargs = as_arrays(*inputs_first(kernel.model, args, kwargs))
     if params is not None:
         raise ValueError(
             "`params` must be given to the kernel, which evaluates the model: "
@@ -197,7 +203,17 @@ def _fit(
 ):  # fmt: skip
     started = time.perf_counter()
     checks.key(key)
+    for name, number, least in (
+        ("num_warmup", num_warmup, 0),
+        ("num_samples", num_samples, 1),
+        ("num_chains", num_chains, 1),
+    ):
+        checks.at_least(name, number, least)
+    if init is not None:
+        checks.instance("init", init, Fit, "such as an earlier fit of the model")
     whole = check_data(model, args, kwargs)
+    if engine != "elliptical_slice":
+        check_slopes(model, args, kwargs, engine)
     batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
     structure = check_batched(model, args, batched, whole, batch_size)
     require_params(structure, params)
@@ -205,7 +221,7 @@ def _fit(
 
     def run(jitter):
         kernel, target = make_kernel(key_kernel)
-        start = _chain_starts(key_init, init, structure, num_chains)
+        start = _chain_starts(key_init, init, whole, num_chains)
         if target is not None:
             start = _potential_starts(key_init, target, start, num_chains)
         mcmc = MCMC(

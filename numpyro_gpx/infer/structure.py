@@ -35,6 +35,7 @@ class LatentSite(NamedTuple):
         transform: From the real line to the site's support.
         inducing: Type of the inducing variables if `gpx.gp` made it, else `None`.
         whitened: Whether it is a GP site that holds `v`.
+        integrated: Whether it is no GP site but asks Gaussian guides for a belief.
         row_local: Whether it shares a plate with an observed site, so that its rows are
             those of the data.
         plates: Names of the subsampled plates around it, with their axis in the value
@@ -47,6 +48,7 @@ class LatentSite(NamedTuple):
     transform: Any
     inducing: type | None
     whitened: bool
+    integrated: bool
     row_local: bool
     plates: dict[str, int]
 
@@ -86,8 +88,17 @@ class Structure(NamedTuple):
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:
-        """Names of all other latent sites."""
-        return tuple(name for name, site in self.latents.items() if not site.is_gp)
+        """Names of the latent sites that guides draw: all but GPs and integrated."""
+        return tuple(
+            name
+            for name, site in self.latents.items()
+            if not (site.is_gp or site.integrated)
+        )
+
+    @property
+    def integrated(self) -> tuple[str, ...]:
+        """Names of the other sites that Gaussian guides hold a belief about."""
+        return tuple(name for name, site in self.latents.items() if site.integrated)
 
     @property
     def global_sites(self) -> tuple[str, ...]:
@@ -191,6 +202,10 @@ def _subsampled_plates(trace):
 
 def _latent_site(name, site, plates, row_plates) -> LatentSite:
     fn, value = site["fn"], site["value"]
+    if isinstance(fn, ExpectedLikelihood | ExactRegression):
+        raise ValueError(
+            f"Site `{name}` has no targets. Pass them to the model, and to its `obs=`."
+        )
     support = fn.support
     if support.is_discrete:
         raise ValueError(
@@ -218,6 +233,7 @@ def _latent_site(name, site, plates, row_plates) -> LatentSite:
         transform,
         None if gp is None else type(gp.prior.inducing),
         gp is not None and gp.whiten,
+        bool(site["infer"].get("integrate")),
         any(frame.name in row_plates for frame in site["cond_indep_stack"]),
         axes,
     )

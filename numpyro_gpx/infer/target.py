@@ -99,7 +99,10 @@ class Target:
             if name in start:
                 start[name] = jnp.asarray(value, start[name].dtype)
         z = self.structure.unconstrain(start)
-        z = {name: _all_rows(self.structure, name, x) for name, x in z.items()}
+        z = {
+            name: x if name in (values or {}) else _all_rows(self.structure, name, x)
+            for name, x in z.items()
+        }
         flat, unravel = ravel_pytree(z)
         moved = flat + _SPREAD * jr.normal(key_spread, flat.shape, flat.dtype)
         moved = unravel(moved)

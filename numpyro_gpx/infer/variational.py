@@ -16,10 +16,16 @@ import optax
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import as_arrays, check_batched, check_data
+from numpyro_gpx.infer.data import (
+    as_arrays,
+    check_batched,
+    check_data,
+    inputs_first,
+)
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.progress import run_blocks
@@ -70,6 +76,7 @@ def fit_svi(
     Returns:
         A fit; `fit.info` holds `losses`, one a step, and `seconds_per_step`.
     """
+    checks.at_least("num_steps", num_steps, 1)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     problem = _Problem(
         model, guide, args, kwargs, key,
@@ -86,7 +93,7 @@ def fit_lbfgs(
     guide,
     *args,
     key,
-    max_steps: int = 500,
+    max_steps: int = 2000,
     init: Fit | None = None,
     progress: bool = True,
     **kwargs,
@@ -105,7 +112,12 @@ def fit_lbfgs(
         init: Start from another fit.
         progress: Whether to show a progress bar.
         kwargs: Further arguments of the model.
+
+    Returns:
+        A fit; `fit.info` holds `losses`, one an evaluation, `num_steps`, whether it
+        `converged`, and SciPy's `message`.
     """
+    checks.at_least("max_steps", max_steps, 1)
     problem = _Problem(
         model, guide, args, kwargs, key,
         optimizer=optax.identity(), loss=ELBO(), init=init,
@@ -139,7 +151,9 @@ class _Problem:
         checks.key(key)
         checks.guide(guide)
         self.key = key
-        self.args, self.kwargs = as_arrays(args, kwargs)
+        if init is not None:
+            checks.instance("init", init, Fit, "such as an earlier fit of the model")
+        self.args, self.kwargs = as_arrays(*inputs_first(model, args, kwargs))
         self.structure = check_data(model, self.args, self.kwargs)
         self.svi = SVI(model, guide, optimizer, loss)
         self.batch_size = batch_size
@@ -168,11 +182,7 @@ class _Problem:
             engine=engine, params=result.params, jitter=jitter,
             batch_size=self.batch_size, structure=self.structure,
             seconds=time.perf_counter() - self.started,
-            info={
-                "losses": result.losses,
-                "num_steps": len(result.losses),
-                "seconds_per_step": result.seconds_per_step,
-            },
+            info={"losses": result.losses, **result.info},
         )  # fmt: skip
 
     def posterior(self, params: dict, key, jitter: float | None) -> GuidePosterior:
@@ -188,19 +198,47 @@ def guide_setup(guide, args, kwargs) -> None:
 
     if isinstance(guide, GaussianGuide):
         guide.setup(*args, **kwargs)
+    elif isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        # NumPyro's guides keep the values of their first call, which must not be
+        # tracers of a compiled `init`.
+        with handlers.block(), handlers.seed(rng_seed=0):
+            guide(*args, **kwargs)
 
 
 def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] | None:
-    """Parameters of another fit, where names and shapes agree; else its mean θ."""
+    """Parameters of another fit: the model's by name, the guide's if it is alike.
+
+    A name means different things in different guides (`f_auto_loc` is a mean of `v` or
+    a pseudo-target); of an unlike guide only its mean hyperparameters are taken.
+    """
     if init is None:
         return None
+    functions = (model, guide) if _alike(init, guide) else (model,)
     shapes = {}
-    for function in (model, guide):
+    for function in functions:
         for name, site in abstract_trace(function, args, kwargs).items():
             if site["type"] == "param":
                 shapes[name] = jnp.shape(site["value"])
     same = {n: x for n, x in init.params.items() if jnp.shape(x) == shapes.get(n)}
     return {**_mean_theta(init, guide), **same}
+
+
+def _alike(init: Fit, guide) -> bool:
+    """Whether two guides mean the same by their parameters."""
+    from numpyro_gpx.guides.base import GaussianGuide
+
+    other = getattr(init.posterior, "guide", None)
+    if type(other) is not type(guide):
+        return False
+    if not isinstance(guide, GaussianGuide):
+        return True
+    ours, theirs = guide.structure, other.structure
+
+    def meaning(structure):
+        whitened = {name: structure.latents[name].whitened for name in structure.gps}
+        return structure.hyperparameters, whitened
+
+    return meaning(ours) == meaning(theirs) and guide.prefix == other.prefix
 
 
 def _mean_theta(init: Fit, guide) -> dict:
@@ -228,8 +266,8 @@ _jit_once = functools.partial(
 class _Result(NamedTuple):
     params: dict
     losses: np.ndarray
-    seconds_per_step: float
     key: jax.Array  # for the draws of the fit
+    info: dict[str, Any]
 
 
 def _run_svi(problem, num_steps, tolerance, progress):
@@ -282,7 +320,9 @@ def _run_svi(problem, num_steps, tolerance, progress):
     # The first block compiles.
     seconds_per_step = float(np.median(times[1:] or times))
     params = _jit_once(svi.get_params)(state)
-    return _Result(params, np.concatenate(losses), seconds_per_step, key_draws)
+    every = np.concatenate(losses)
+    info = {"num_steps": len(every), "seconds_per_step": seconds_per_step}
+    return _Result(params, every, key_draws, info)
 
 
 def _run_lbfgs(problem, max_steps, progress):
@@ -334,7 +374,12 @@ def _run_lbfgs(problem, max_steps, progress):
         solve, None, max_steps, block=max_steps, progress=progress, label="lbfgs"
     )
     params = _jit_once(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
-    return _Result(params, np.asarray(losses), float("nan"), key_draws)
+    info = {
+        "num_steps": int(found.nit),
+        "converged": bool(found.success),
+        "message": str(found.message),
+    }
+    return _Result(params, np.asarray(losses), key_draws, info)
 
 
 class _Stopper:

@@ -1,23 +1,28 @@
 r"""The interface of a likelihood :math:`p(y \mid f)`.
 
 A new likelihood says its `distribution` and its `support`; what inference and
-prediction need under :math:`f \sim \mathcal N(m, v)` then follows by Gauss-Hermite
-quadrature, and is overridden where a closed form or a better rule exists.
+prediction need under :math:`f \sim \mathcal N(m, v)` then follows by quadrature: with
+Gauss-Hermite nodes for a smooth link, with one node a piece, and no error, for a
+piecewise-constant one. It is overridden where a closed form or a better rule exists.
 """
 
-__all__ = ["Likelihood", "Moments"]
+__all__ = ["Likelihood", "Moments", "label_moments"]
 
 import abc
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
-from numpyro_gpx.cubature import expectation, log_expectation_exp
+from numpyro_gpx.cubature import expectation, log_expectation_exp, nodes, peak
+from numpyro_gpx.links import Identity, PiecewiseConstant
 
 
 class Moments(NamedTuple):
@@ -32,30 +37,63 @@ class Likelihood(eqx.Module):
 
     With `latent_ndim = 0` a likelihood acts on each latent value by itself: `y`,
     `f_mean`, `f_var` and all results have one shape, whatever it is. With
-    `latent_ndim = 1` it takes the `P` latents of a row at once, `f` is `(..., P)`,
-    results are `(...)`, and the three expectations must be overridden.
+    `latent_ndim = 1` it takes the `L` latents of a row at once, `f` is `(..., L)` and
+    targets and results have the shape `target_shape` says.
 
     `num_nodes` is how many Gauss-Hermite nodes the default expectations use;
-    likelihoods that let the user choose make it a static field.
+    likelihoods that let the user choose make it a static field. `link` likewise.
     """
 
     latent_ndim: ClassVar[int] = 0
-    num_nodes = 32  # not annotated: subclasses may make it a field, in any place
+    # Whether log p(y | f) is concave in f: predictive nodes may then move to its peak.
+    log_concave: ClassVar[bool] = False
+    # Not annotated: subclasses may make them fields, in any place.
+    num_nodes = 32
+    link = Identity()
 
     @property
     @abc.abstractmethod
     def support(self) -> constraints.Constraint:
-        """Where `y` lives, as a NumPyro constraint."""
+        """Where one target lives, as a NumPyro constraint."""
 
     @abc.abstractmethod
     def distribution(self, f: Float[Array, "*shape"]) -> dist.Distribution:
         """NumPyro distribution of `y` given `f`, with the batch shape of `f`."""
 
+    @property
+    def num_latent(self) -> int:
+        """How many latent functions a target depends on."""
+        return 1
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of labels 0, 1, ... if targets are labels, else `None`."""
+        return None
+
+    @property
+    def discontinuous(self) -> bool:
+        """Whether the density jumps in a known `f`, so that its gradient says nothing.
+
+        Under Gaussian marginals with some variance, expectations are smooth all the
+        same.
+        """
+        return self.link.discontinuous
+
+    def target_shape(self, latent_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the targets for latents of this shape."""
+        return latent_shape[:-1] if self.latent_ndim else latent_shape
+
     def log_prob(
-        self, y: Shaped[ArrayLike, "*shape"], f: Float[Array, "*shape"]
-    ) -> Float[Array, "*shape"]:
+        self, y: Shaped[ArrayLike, "..."], f: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
         r"""Log density :math:`\log p(y \mid f)`."""
         return self.distribution(f).log_prob(y)
+
+    def cdf(
+        self, y: Shaped[ArrayLike, "..."], f: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        """Probability of a target at most `y`, given `f`."""
+        return self.distribution(f).cdf(y)
 
     def expected_log_prob(
         self,
@@ -73,7 +111,7 @@ class Likelihood(eqx.Module):
         Returns:
             One value for each observation.
         """
-        return expectation(lambda f: self.log_prob(y, f), f_mean, f_var, self.num_nodes)
+        return self._mean(self.log_prob, f_mean, f_var, y)
 
     def predictive_log_prob(
         self,
@@ -85,9 +123,30 @@ class Likelihood(eqx.Module):
 
         Args and returns as in `expected_log_prob`.
         """
-        return log_expectation_exp(
-            lambda f: self.log_prob(y, f), f_mean, f_var, self.num_nodes
-        )
+        if isinstance(self.link, PiecewiseConstant):
+            points, log_weights = self.link.log_pieces(f_mean, f_var)
+            terms = self.log_prob(jnp.asarray(y)[None], points)
+            return logsumexp(terms + log_weights, axis=0)
+
+        def log_fn(f):
+            return self.log_prob(y, f)
+
+        where = peak(log_fn, f_mean, f_var) if self.log_concave else {}
+        return log_expectation_exp(log_fn, f_mean, f_var, self.num_nodes, **where)
+
+    def predictive_cdf(
+        self,
+        y: Shaped[ArrayLike, "*shape"],
+        f_mean: Float[Array, "*shape"],
+        f_var: Float[Array, "*shape"],
+    ) -> Float[Array, "*shape"]:
+        r"""Predictive probability of a target at most `y`.
+
+        In `f` it is a step as wide as the noise, so that by default it takes more nodes
+        than other expectations; where noise is still narrower it is off by up to the
+        weight of one node.
+        """
+        return self._mean(self.cdf, f_mean, f_var, y, num_nodes=_CDF_NODES)
 
     def predictive_moments(
         self, f_mean: Float[Array, "*shape"], f_var: Float[Array, "*shape"]
@@ -99,14 +158,52 @@ class Likelihood(eqx.Module):
         + \mathbb V\,\mathbb E[y \mid f]`.
         """
 
-        def spread(f):
+        def spread(mean, f):
             p = self.distribution(f)
             return p.variance + (p.mean - mean) ** 2
 
-        mean = expectation(
-            lambda f: self.distribution(f).mean, f_mean, f_var, self.num_nodes
-        )
-        return Moments(mean, expectation(spread, f_mean, f_var, self.num_nodes))
+        mean = self._mean(lambda f: self.distribution(f).mean, f_mean, f_var)
+        return Moments(mean, self._mean(spread, f_mean, f_var, mean))
+
+    def predictive_probabilities(
+        self, f_mean: Float[Array, "..."], f_var: Float[Array, "..."]
+    ) -> Float[Array, "... C"]:
+        """Predictive probability of each label, for likelihoods that have labels."""
+        if self.num_classes is None:
+            raise ValueError(f"Targets of {type(self).__name__} are not labels.")
+        labels = jnp.arange(self.num_classes)
+        shape = self.target_shape(f_mean.shape)
+        log_p = jax.vmap(
+            lambda c: self.predictive_log_prob(jnp.full(shape, c), f_mean, f_var),
+            out_axes=-1,
+        )(labels)
+        return jnp.exp(log_p)
+
+    def predictive(
+        self, f_mean: Float[Array, "*shape"], f_var: Float[Array, "*shape"]
+    ) -> dist.Distribution:
+        """The predictive distribution as a NumPyro mixture over the nodes.
+
+        Exact for a piecewise-constant link (Seitz, eq. 14): one component a piece.
+        """
+        if isinstance(self.link, PiecewiseConstant):
+            points, weights = self.link.pieces(f_mean, f_var)
+        else:
+            points, weights = nodes(f_mean, f_var, self.num_nodes)
+        shape = (weights.shape[0], *f_mean.shape)
+        points = jnp.moveaxis(jnp.broadcast_to(points, shape), 0, -1)
+        weights = jnp.moveaxis(jnp.broadcast_to(weights, shape), 0, -1)
+        mixing = dist.Categorical(probs=weights)
+        return dist.MixtureSameFamily(mixing, self.distribution(points))
+
+    def _mean(self, fn, f_mean, f_var, *data, num_nodes=None):
+        """Expectation of the elementwise `fn(*data, f)` over `f`."""
+        if isinstance(self.link, PiecewiseConstant):
+            points, weights = self.link.pieces(f_mean, f_var)
+            values = fn(*(jnp.asarray(x)[None] for x in data), points)
+            return jnp.sum(weights * values, axis=0)
+        num_nodes = self.num_nodes if num_nodes is None else num_nodes
+        return expectation(lambda f: fn(*data, f), f_mean, f_var, num_nodes)
 
     def check(self, y, name: str = "obs", mask=None) -> None:
         """Raise if `y` holds values that this likelihood cannot produce.
@@ -152,6 +249,16 @@ class Likelihood(eqx.Module):
     def advice(self, y: np.ndarray) -> str:
         """The way out for observations `y` outside the support."""
         return "Transform the observations, or choose another likelihood."
+
+
+_CDF_NODES = 128
+
+
+def label_moments(probabilities: Float[Array, "... C"]) -> Moments:
+    """Mean and variance of a label, as a number."""
+    labels = jnp.arange(probabilities.shape[-1], dtype=probabilities.dtype)
+    mean = probabilities @ labels
+    return Moments(mean, probabilities @ labels**2 - mean**2)
 
 
 def _entries(mask, shape, name):

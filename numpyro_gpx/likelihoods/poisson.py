@@ -1,76 +1,67 @@
 """Counts."""
 
-__all__ = ["Poisson"]
+__all__ = ["NegativeBinomial", "Poisson"]
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln
+from jax.scipy.special import betainc, gammaincc, gammaln
+from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from numpyro_gpx.cubature import log_expectation_exp
+from numpyro_gpx.fields import positive
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
 from numpyro_gpx.links import Exp, Link, get_link
 
 
 class Poisson(Likelihood):
-    r"""Counts, :math:`y \sim \text{Poisson}(\text{link}(f))`.
+    r"""Counts, :math:`y \sim \text{Poisson}(e\,\text{link}(f))`.
 
-    With the exponential link expectations and moments are in closed form, and the
-    predictive density (Poisson-lognormal) uses Gauss-Hermite nodes moved to the peak
-    of its integrand; see `predictive_log_prob`. Other links use plain nodes.
+    With the exponential link expectations and moments are in closed form.
 
     Args:
         link: `"exp"`, `"softplus"`, or a `numpyro_gpx.links.Link` to positive values.
+        exposure: What the rate is multiplied with, such as the time or the population
+            observed, a scalar or broadcast to `y`.
         num_nodes: Number of Gauss-Hermite nodes.
     """
 
     link: Link = eqx.field(default="exp", converter=get_link)
-    num_nodes: int = eqx.field(default=32, static=True)
+    exposure: Float[Array, "..."] = positive("exposure", 1.0)
+    num_nodes: int = eqx.field(default=48, static=True)
+    log_concave = True
 
     @property
     def support(self):
         return constraints.nonnegative_integer
 
     def distribution(self, f):
-        return dist.Poisson(self.link(f))
+        return dist.Poisson(self.exposure * self.link(f))
 
     def log_prob(self, y, f):
-        return y * self.link.log(f) - self.link(f) - gammaln(y + jnp.ones((), f.dtype))
+        log_rate = jnp.log(self.exposure) + self.link.log(f)
+        rate = self.exposure * self.link(f)
+        return y * log_rate - rate - gammaln(y + jnp.ones((), f.dtype))
+
+    def cdf(self, y, f):
+        count = jnp.maximum(jnp.floor(y), 0.0)
+        at_most = gammaincc(count + 1.0, self.exposure * self.link(f))
+        return jnp.where(y < 0.0, 0.0, at_most)
 
     def expected_log_prob(self, y, f_mean, f_var):
         r"""Expected log density; for the exponential link
-        :math:`y m - e^{m + v/2} - \log y!`."""
+        :math:`y\,(\log e + m) - e\,e^{m + v/2} - \log y!`."""
         if isinstance(self.link, Exp):
             # log p(y | f) is linear in f but for e^f, whose mean is e^(m + v/2).
             return self.log_prob(y, f_mean + 0.5 * f_var) - 0.5 * f_var * y
         return super().expected_log_prob(y, f_mean, f_var)
 
-    def predictive_log_prob(self, y, f_mean, f_var):
-        r"""Log predictive density.
-
-        For the exponential link the integrand, log-concave in `f`, peaks where
-        :math:`f = m + v (y - e^f)`, with variance :math:`v / (1 + v e^f)`.
-        """
-        if not isinstance(self.link, Exp):
-            return super().predictive_log_prob(y, f_mean, f_var)
-        rate = _peak_rate(y, *jax.lax.stop_gradient((f_mean, f_var)))
-        return log_expectation_exp(
-            lambda f: self.log_prob(y, f),
-            f_mean,
-            f_var,
-            self.num_nodes,
-            shift=jnp.sqrt(f_var) * (y - rate),
-            shrink=1.0 / jnp.sqrt(1.0 + f_var * rate),
-        )
-
     def predictive_moments(self, f_mean, f_var):
         r"""Mean and variance of `y`; for the exponential link
-        :math:`\mu = e^{m + v/2}` and :math:`\mu + \mu^2 (e^v - 1)`."""
+        :math:`\mu = e\,e^{m + v/2}` and :math:`\mu + \mu^2 (e^v - 1)`."""
         if isinstance(self.link, Exp):
-            mean = jnp.exp(f_mean + 0.5 * f_var)
+            mean = self.exposure * jnp.exp(f_mean + 0.5 * f_var)
             return Moments(mean, mean + mean**2 * jnp.expm1(f_var))
         return super().predictive_moments(f_mean, f_var)
 
@@ -78,27 +69,68 @@ class Poisson(Likelihood):
         return "counts 0, 1, 2, ..."
 
     def advice(self, y):
-        if np.any(y < 0):
-            return "Counts are not negative: undo any centring or scaling of them."
+        return _counts_advice(y)
+
+
+class NegativeBinomial(Likelihood):
+    r"""Counts with more spread than a Poisson: mean :math:`\mu = \text{link}(f)` and
+    variance :math:`\mu + \mu^2 / r`.
+
+    Args:
+        concentration: :math:`r`, a scalar or broadcast to `y`; the Poisson is its limit
+            at infinity.
+        link: `"exp"`, `"softplus"`, or a `numpyro_gpx.links.Link` to positive values.
+        num_nodes: Number of Gauss-Hermite nodes.
+    """
+
+    concentration: Float[Array, "..."] = positive("concentration")
+    link: Link = eqx.field(default="exp", converter=get_link)
+    num_nodes: int = eqx.field(default=64, static=True)
+    log_concave = True
+
+    @property
+    def support(self):
+        return constraints.nonnegative_integer
+
+    def distribution(self, f):
+        return dist.NegativeBinomial2(self.link(f), self.concentration)
+
+    def log_prob(self, y, f):
+        r"""With :math:`\log\mu` known, free of overflow:
+        :math:`y\log\mu + r\log r - (y + r)\log(\mu + r)` and the binomial factor."""
+        r, log_mean = self.concentration, self.link.log(f)
+        one = jnp.ones((), f.dtype)
+        ways = gammaln(y + r * one) - gammaln(y + one) - gammaln(r * one)
+        log_r = jnp.log(r) * one
         return (
-            "Counts are whole numbers: undo any scaling of them (rates belong in "
-            "`offset=`, as the log of the exposure)."
+            ways + y * log_mean + r * log_r - (y + r) * jnp.logaddexp(log_mean, log_r)
         )
 
+    def cdf(self, y, f):
+        r, mean = self.concentration, self.link(f)
+        count = jnp.maximum(jnp.floor(y), 0.0)
+        return jnp.where(y < 0.0, 0.0, betainc(r, count + 1.0, r / (r + mean)))
 
-def _peak_rate(y, f_mean, f_var):
-    """Rate `e^f` at the root `f` of `f = m + v (y - e^f)`.
+    def predictive_moments(self, f_mean, f_var):
+        r"""Mean and variance of `y`; for the exponential link
+        :math:`\mu = e^{m + v/2}` and :math:`\mu + \mu^2 (e^v (1 + 1/r) - 1)`."""
+        if isinstance(self.link, Exp):
+            mean = jnp.exp(f_mean + 0.5 * f_var)
+            extra = jnp.expm1(f_var) + jnp.exp(f_var) / self.concentration
+            return Moments(mean, mean + mean**2 * extra)
+        return super().predictive_moments(f_mean, f_var)
 
-    With `u = f + log v` the root solves `u + e^u = k`, `k = log v + m + v y`.
-    """
-    # At v = 0 any positive value will do: the nodes are then all at `m`.
-    v = jnp.maximum(f_var, jnp.finfo(f_var.dtype).tiny)
-    k = jnp.log(v) + f_mean + v * y
+    def expected(self):
+        return "counts 0, 1, 2, ..."
 
-    def newton(_, u):
-        return u - (u + jnp.exp(u) - k) / (1.0 + jnp.exp(u))
+    def advice(self, y):
+        return _counts_advice(y)
 
-    # A convex, rising function: Newton descends to its root from these upper bounds,
-    # which are so near that 6 steps reach float64 for every k.
-    start = jnp.where(k > 1.0, jnp.log(jnp.maximum(k, 1.0)), k)
-    return jnp.exp(jax.lax.fori_loop(0, 6, newton, start) - jnp.log(v))
+
+def _counts_advice(y):
+    if np.any(y < 0):
+        return "Counts are not negative: undo any centring or scaling of them."
+    return (
+        "Counts are whole numbers: undo any scaling of them (rates belong in "
+        "`exposure=`, or in `offset=` as the log of the exposure)."
+    )

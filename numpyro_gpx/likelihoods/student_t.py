@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln, logsumexp
+from jax.scipy.special import gammaln, logsumexp, ndtr
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
@@ -95,6 +95,21 @@ class StudentT(Likelihood):
             \mathcal N(y; m, v + \sigma^2 / \lambda)\,d\lambda,
             \qquad \lambda = e^t.
         """
+
+        def log_normal(var):
+            return -0.5 * (jnp.log(2.0 * math.pi * var) + (y - f_mean) ** 2 / var)
+
+        log_weights, variances = self._scale_mixture(y, f_mean, f_var)
+        return logsumexp(log_weights + jax.vmap(log_normal)(variances), axis=0)
+
+    def predictive_cdf(self, y, f_mean, f_var):
+        """Predictive probability of at most `y`, by the same mixture."""
+        log_weights, variances = self._scale_mixture(y, f_mean, f_var)
+        cdf = jax.vmap(lambda var: ndtr((y - f_mean) / jnp.sqrt(var)))(variances)
+        return jnp.sum(jnp.exp(log_weights) * cdf, axis=0)
+
+    def _scale_mixture(self, y, f_mean, f_var):
+        """Log weights and variances of Gaussians that mix to the predictive density."""
         a = 0.5 * self.df
         squares = (y - f_mean) ** 2
         # The density of t is e^{-18} of its peak at these ends, which behave like
@@ -104,14 +119,13 @@ class StudentT(Likelihood):
         h = (jnp.log1p(end) - first) / (self.num_nodes - 1)
         first, h = jax.lax.stop_gradient((first, h))
 
-        def log_term(k):
+        def component(k):
             t = first + h * k
-            var = f_var + self.scale**2 * jnp.exp(-t)
-            log_normal = -0.5 * (jnp.log(2.0 * math.pi * var) + squares / var)
-            return a * jnp.log(a) - gammaln(a) + a * (t - jnp.exp(t)) + log_normal
+            log_density = a * jnp.log(a) - gammaln(a) + a * (t - jnp.exp(t))
+            return jnp.log(h) + log_density, f_var + self.scale**2 * jnp.exp(-t)
 
         k = jnp.arange(self.num_nodes, dtype=squares.dtype)
-        return jnp.log(h) + logsumexp(jax.vmap(log_term)(k), axis=0)
+        return jax.vmap(component)(k)
 
     def predictive_moments(self, f_mean, f_var):
         r"""Mean :math:`m`, variance :math:`v + \sigma^2\nu / (\nu - 2)`.

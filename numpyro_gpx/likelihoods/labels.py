@@ -1,0 +1,35 @@
+"""What likelihoods of class labels share."""
+
+__all__ = ["check_num_classes", "classes_beside", "label_advice", "pick"]
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+
+def pick(
+    values: Float[Array, "*shape C"], y: Shaped[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """The entry of each row's class."""
+    index = jnp.asarray(y).astype(int)[..., None]
+    return jnp.take_along_axis(values, index, axis=-1)[..., 0]
+
+
+def classes_beside(y, num_classes: int) -> Array:
+    """The classes 0, ..., C-1 on an axis after those of `y`, `(1, ..., C)`."""
+    return jnp.arange(num_classes).reshape((*(1,) * jnp.ndim(y), num_classes))
+
+
+def check_num_classes(num_classes: int) -> int:
+    """`num_classes`, once it is known to be a whole number above 1."""
+    if not isinstance(num_classes, int) or num_classes < 2:
+        raise ValueError(
+            f"`num_classes` must be a whole number, at least 2; got {num_classes!r}."
+        )
+    return num_classes
+
+
+def label_advice(y, num_classes: int) -> str:
+    """The way out for labels outside 0, ..., C-1."""
+    if y.size and y.min() == 1 and y.max() == num_classes:
+        return "Classes are counted from 0: pass `y - 1`."
+    return "Number the classes from 0, as in `np.unique(y, return_inverse=True)[1]`."

@@ -14,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import OrderedTransform
+from numpyro.primitives import _PYRO_STACK
 
 from numpyro_gpx.links import Link, PiecewiseConstant, get_link
 from numpyro_gpx.links.piecewise import even_edges, places
@@ -54,6 +55,7 @@ def learnt_link(
         towards: The constant `c`; `None` for `link` itself.
         monotone: Whether the values must rise with the latent function.
     """
+    _outside_plates(name)
     start = PiecewiseConstant.of(
         link, num_pieces=num_pieces, lower=lower, upper=upper, at=at
     )
@@ -105,6 +107,7 @@ def random_link(
         integrate: Whether Gaussian guides integrate the points in closed form; needs a
             Gaussian likelihood and the identity.
     """
+    _outside_plates(name)
     base = get_link(link)
     edges = even_edges(num_pieces, lower, upper)
     x = places(edges, "middle" if monotone else at)
@@ -119,3 +122,13 @@ def random_link(
         prior = dist.Normal(x, scale).to_event(1)
     infer = {"integrate": True} if integrate else {}
     return PiecewiseConstant(numpyro.sample(name, prior, infer=infer), edges, base)
+
+
+def _outside_plates(name):
+    """Raise inside a plate, where every row would have a link, and pay the penalty."""
+    plates = [h.name for h in _PYRO_STACK if isinstance(h, numpyro.plate)]
+    if plates:
+        raise ValueError(
+            f"The link `{name}` is shared by all rows: make it outside the plates "
+            f"{plates}."
+        )

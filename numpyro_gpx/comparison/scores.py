@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_gpx.comparison.targets import noise_target
+from numpyro_gpx.comparison.targets import labels, noise_target
 from numpyro_gpx.prediction import Prediction
 
 __all__ = ["NUM_BINS", "score_table"]
@@ -25,7 +25,9 @@ def score_table(fits, args, y, reference, site, binary):
                 f"`y_test` must have the shape {prediction.mean.shape} of the "
                 f"predictions of fit {label!r}; got {y.shape}."
             )
-        scores[label] = prediction.log_prob(y), _errors(prediction, y, binary)
+        has_labels = labels(fit, site)
+        errors = _errors(prediction, y, binary=binary, has_labels=has_labels)
+        scores[label] = prediction.log_prob(y), errors
     rows = []
     for label, fit in fits.items():
         log_density, errors = scores[label]
@@ -50,7 +52,9 @@ def score_table(fits, args, y, reference, site, binary):
     return pd.DataFrame(rows, index=pd.Index(fits, name="fit"))
 
 
-def _errors(prediction: Prediction, y, binary):
+def _errors(prediction: Prediction, y, *, binary, has_labels):
+    if has_labels:
+        return {"error_rate": np.mean(np.argmax(prediction.probabilities, -1) != y)}
     if binary:
         p = prediction.mean.ravel()
         return {

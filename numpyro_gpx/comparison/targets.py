@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from numpyro.distributions import constraints
 
+from numpyro_gpx.distributions import ExpectedLikelihood
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.structure import abstract_trace
 
-__all__ = ["is_binary", "noise_target", "target_support"]
+__all__ = ["is_binary", "labels", "noise_target", "target_support"]
 
 
 def target_support(fit: Fit, site: str | None = None):
@@ -22,6 +23,13 @@ def target_support(fit: Fit, site: str | None = None):
 def is_binary(fit: Fit, site: str | None = None) -> bool:
     """Whether the targets are labels 0 and 1."""
     return isinstance(target_support(fit, site), type(constraints.boolean))
+
+
+def labels(fit: Fit, site: str | None = None) -> bool:
+    """Whether the targets are labels of classes, of which predictions give shares."""
+    trace = abstract_trace(fit.model, fit.args, fit.kwargs)
+    fn = trace[fit.observed_site(site)]["fn"]
+    return isinstance(fn, ExpectedLikelihood) and fn.likelihood.num_classes is not None
 
 
 def noise_target(fit: Fit) -> str:

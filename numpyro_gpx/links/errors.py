@@ -13,7 +13,9 @@ __all__ = ["exp_error", "lipschitz_error", "pieces_for_error"]
 
 import math
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from numpyro_gpx.linalg import positive
@@ -112,26 +114,30 @@ def pieces_for_error(
     mean, var = jnp.asarray(f_mean, float), jnp.asarray(f_var, float)
     lower, upper = _range(link, error, f_mean, math.sqrt(f_var), lipschitz)
 
-    def squared_error(num_pieces):
+    def squared_error(num_pieces, padded):
         edges = even_edges(num_pieces, lower, upper)
         points = places(edges, at)
+        # Empty pieces at the end change nothing, and keep shapes for the compiler.
+        extra = padded - num_pieces
+        edges = np.pad(edges, (0, extra), mode="edge")
+        points = np.pad(points, (0, extra), mode="edge")
         if isinstance(link, Exp):
-            return float(exp_error(edges, points, mean, var))
+            return float(jax.jit(exp_error)(edges, points, mean, var))
         constant = _lipschitz_constant(link, lipschitz)
-        return float(lipschitz_error(edges, points, mean, var, lipschitz=constant))
+        return float(constant**2 * jax.jit(lipschitz_error)(edges, points, mean, var))
 
     most = 4
-    while squared_error(most) > error**2:
+    while squared_error(most, most) > error**2:
         most *= 2
         if most > _MOST_PIECES:
             raise ValueError(
                 f"`error` = {error} needs more than {_MOST_PIECES} pieces. Use a "
                 "smooth link: its quadrature has no such error."
             )
-    least = 3
+    least, padded = 3, most
     while least < most:  # the error falls with the number of pieces
         middle = (least + most) // 2
-        if squared_error(middle) > error**2:
+        if squared_error(middle, padded) > error**2:
             least = middle + 1
         else:
             most = middle

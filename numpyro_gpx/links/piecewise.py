@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from numpyro_gpx.beliefs import Belief
@@ -61,7 +62,8 @@ class PiecewiseConstant(Link):
         if self.edges.ndim != 1 or shape != (self.edges.shape[0] + 1,):
             raise ValueError(
                 "`points` must have shape (K,) and `edges` (K - 1,); got "
-                f"{shape} and {self.edges.shape}."
+                f"{shape} and {self.edges.shape}. Points that are sampled or learnt "
+                "belong outside the data plate."
             )
 
     @classmethod
@@ -168,7 +170,7 @@ def even_edges(num_pieces: int, lower: float, upper: float) -> Float[Array, " E"
         raise ValueError(f"`num_pieces` must be at least 3; got {num_pieces}.")
     if not lower < upper:
         raise ValueError(f"`lower` must be below `upper`; got {lower} and {upper}.")
-    return jnp.linspace(lower, upper, num_pieces - 1)
+    return jnp.asarray(np.linspace(lower, upper, num_pieces - 1))
 
 
 def places(edges: Float[Array, " E"], at: str = "upper") -> Float[Array, " K"]:

@@ -1,0 +1,24 @@
+"""The examples run from end to end at tiny sizes, and leave their figures."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.mark.parametrize(
+    "name", ["counts", "heteroscedastic", "learnt_link", "multiclass"]
+)
+def test_an_example_draws_its_figure(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delenv("NUMPYRO_GPX_DATA", raising=False)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(["--quick", "--out", str(tmp_path)])
+    module.plt.close("all")
+    sys.modules.pop("options", None)
+    assert (tmp_path / f"{name}.png").stat().st_size > 5_000

@@ -10,6 +10,7 @@ from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.latents import GaussianLatent
 from numpyro_gpx.likelihoods import Gaussian
+from numpyro_gpx.links import Identity
 
 __all__ = ["OptimalGaussian"]
 
@@ -84,6 +85,12 @@ def _expected_likelihood(name, fn):
             f"OptimalGaussian needs `gpx.observe` with a Gaussian likelihood at site "
             f"`{name}`; got {type(kind).__name__}. Use WhitenedGaussian or "
             "ConditionalGaussian."
+        )
+    if not isinstance(fn.likelihood.link, Identity):
+        raise ValueError(
+            f"OptimalGaussian needs a Gaussian likelihood with the identity as link at "
+            f"site `{name}`; got {type(fn.likelihood.link).__name__}. Use "
+            "WhitenedGaussian or ConditionalGaussian."
         )
     if not isinstance(fn.latent, GaussianLatent) or len(fn.latent.sources) != 1:
         raise ValueError(

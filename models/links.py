@@ -16,8 +16,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import OrderedTransform
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_gpx.links import Link, PiecewiseConstant, get_link
-from numpyro_gpx.links.piecewise import even_edges, places
+from numpyro_gpx.links import Link, PiecewiseConstant, even_edges, get_link, places
 
 __all__ = ["learnt_link", "random_link"]
 

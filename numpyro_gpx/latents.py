@@ -239,9 +239,9 @@ def stack(*latents) -> GaussianLatent:
     Args:
         latents: Latents `(N,)` or `(N, P)` of different GP sites, or known functions.
     """
-    parts = [as_latent(one) for one in latents]
+    parts: list[GaussianLatent] = []
     sites: frozenset = frozenset()
-    for one in parts:
+    for one in map(as_latent, latents):
         if not isinstance(one, GaussianLatent):
             raise TypeError(
                 "`stack` joins Gaussian latents, such as f(X) or f(X) + g(X); got "
@@ -254,6 +254,7 @@ def stack(*latents) -> GaussianLatent:
                 "independent functions use `gpx.gp(..., num_outputs=...)`."
             )
         sites = sites | one.sites
+        parts.append(one)
 
     def columns(x):
         return x[:, None] if x.ndim == 1 else x

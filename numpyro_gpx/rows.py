@@ -91,7 +91,7 @@ def row_chunks(
     def follows(x, old):
         """Which leaves of an argument have one entry a row."""
         leaves, tree = jax.tree.flatten(x)
-        same = jax.tree.structure(old) == tree
+        same = tree == jax.tree.structure(old)  # type: ignore[operator]
         pairs = zip(leaves, jax.tree.leaves(old) if same else leaves, strict=True)
         flags = [
             np.ndim(leaf) > 0

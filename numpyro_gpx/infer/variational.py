@@ -230,7 +230,7 @@ def _alike(init: Fit, guide) -> bool:
     other = getattr(init.posterior, "guide", None)
     if type(other) is not type(guide):
         return False
-    if not isinstance(guide, GaussianGuide):
+    if not (isinstance(guide, GaussianGuide) and isinstance(other, GaussianGuide)):
         return True
     ours, theirs = guide.structure, other.structure
 

@@ -156,7 +156,7 @@ class From(Likelihood):
 
     def _tensor(self, f_mean, f_var):
         """All combinations of the nodes of each latent, `(S, ..., L)`, and weights."""
-        rules = []
+        rules: list[tuple] = []
         for i, link in enumerate(self.links):
             marginal = f_mean[..., i], f_var[..., i]
             if isinstance(link, PiecewiseConstant):

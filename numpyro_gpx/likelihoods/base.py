@@ -9,7 +9,7 @@ piecewise-constant one. It is overridden where a closed form or a better rule ex
 __all__ = ["Likelihood", "Moments", "label_moments"]
 
 import abc
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -22,7 +22,7 @@ from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
 from numpyro_gpx.cubature import expectation, log_expectation_exp, nodes, peak
-from numpyro_gpx.links import Identity, PiecewiseConstant
+from numpyro_gpx.links import Identity, Link, PiecewiseConstant
 
 
 class Moments(NamedTuple):
@@ -49,7 +49,7 @@ class Likelihood(eqx.Module):
     log_concave: ClassVar[bool] = False
     # Not annotated: subclasses may make them fields, in any place.
     num_nodes = 32
-    link = Identity()
+    link = cast(Link, Identity())
 
     @property
     @abc.abstractmethod
@@ -131,7 +131,9 @@ class Likelihood(eqx.Module):
         def log_fn(f):
             return self.log_prob(y, f)
 
-        where = peak(log_fn, f_mean, f_var) if self.log_concave else {}
+        if not self.log_concave:
+            return log_expectation_exp(log_fn, f_mean, f_var, self.num_nodes)
+        where = peak(log_fn, f_mean, f_var)
         return log_expectation_exp(log_fn, f_mean, f_var, self.num_nodes, **where)
 
     def predictive_cdf(

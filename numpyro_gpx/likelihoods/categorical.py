@@ -122,8 +122,8 @@ class Categorical(Likelihood):
 
     def _log_probabilities(self, f_mean, f_var):
         grid = self._grid(f_mean, f_var)
-        arguments = grid.x[..., None], f_mean, _sd(f_var), self.num_nodes
-        gumbel = _gumbel(*arguments)  # each (T, ..., C)
+        x = grid.x[..., None]
+        gumbel = _gumbel(x, f_mean, _sd(f_var), self.num_nodes)  # each (T, ..., C)
         log_cdf, log_pdf = _log(gumbel.cdf), _log(gumbel.density)
         others = jnp.sum(log_cdf, axis=-1, keepdims=True) - log_cdf
         log_p = logsumexp(log_pdf + others, axis=0) + jnp.log(grid.step)[..., None]
@@ -161,7 +161,8 @@ def _gumbel_cdf(x, mean, sd, num_nodes):
 def _gumbel_cdf_jvp(num_nodes, primals, tangents):
     """Stated by hand, so that nothing is kept for each of the inner nodes."""
     x_dot, mean_dot, sd_dot = tangents
-    cdf, density, spread = _gumbel(*primals, num_nodes)
+    x, mean, sd = primals
+    cdf, density, spread = _gumbel(x, mean, sd, num_nodes)
     return cdf, density * (x_dot - mean_dot[None]) + spread * sd_dot[None]
 
 

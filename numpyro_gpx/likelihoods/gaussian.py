@@ -34,9 +34,9 @@ class Gaussian(Likelihood):
         return constraints.real
 
     def distribution(self, f):
-        if _believes(self.link):
-            k, belief = self.link.piece_of(f), self.link.points
-            return self._marginal(belief.mean[k], belief.variances()[k])
+        if isinstance(self.link, PiecewiseConstant) and _believes(self.link):
+            k, (mean, var) = self.link.piece_of(f), _value_moments(self.link)
+            return self._marginal(mean[k], var[k])
         return dist.Normal(self.link(f), self.scale)
 
     def expected_log_prob(self, y, f_mean, f_var):
@@ -50,7 +50,7 @@ class Gaussian(Likelihood):
         """
         if isinstance(self.link, Identity):
             return self.log_prob(y, f_mean) - 0.5 * f_var / self.scale**2
-        if _believes(self.link):
+        if isinstance(self.link, PiecewiseConstant) and _believes(self.link):
             _, weights = self.link.pieces(f_mean, f_var)
             mean, var = _values(self.link, f_mean)
             log_p = dist.Normal(mean, self.scale).log_prob(y[None])
@@ -64,7 +64,7 @@ class Gaussian(Likelihood):
         \sigma^2 + \tilde\sigma_k^2)`."""
         if isinstance(self.link, Identity):
             return self._marginal(f_mean, f_var).log_prob(y)
-        if _believes(self.link):
+        if isinstance(self.link, PiecewiseConstant) and _believes(self.link):
             _, log_weights = self.link.log_pieces(f_mean, f_var)
             parts = self._marginal(*_values(self.link, f_mean))
             return logsumexp(log_weights + parts.log_prob(y[None]), axis=0)
@@ -73,7 +73,7 @@ class Gaussian(Likelihood):
     def predictive_cdf(self, y, f_mean, f_var):
         if isinstance(self.link, Identity):
             return self._marginal(f_mean, f_var).cdf(y)
-        if _believes(self.link):
+        if isinstance(self.link, PiecewiseConstant) and _believes(self.link):
             _, weights = self.link.pieces(f_mean, f_var)
             parts = self._marginal(*_values(self.link, f_mean))
             return jnp.sum(weights * parts.cdf(y[None]), axis=0)
@@ -83,7 +83,7 @@ class Gaussian(Likelihood):
         r"""Mean and variance; for the identity :math:`m` and :math:`v + \sigma^2`."""
         if isinstance(self.link, Identity):
             return Moments(f_mean, f_var + self.scale**2)
-        if _believes(self.link):
+        if isinstance(self.link, PiecewiseConstant) and _believes(self.link):
             _, weights = self.link.pieces(f_mean, f_var)
             means, variances = _values(self.link, f_mean)
             mean = jnp.sum(weights * means, axis=0)
@@ -98,18 +98,22 @@ class Gaussian(Likelihood):
         return dist.Normal(mean, jnp.sqrt(var + self.scale**2))
 
 
-def _believes(link):
-    return isinstance(link, PiecewiseConstant) and isinstance(link.points, Belief)
+def _believes(link: PiecewiseConstant) -> bool:
+    return isinstance(link.points, Belief)
 
 
 def _values(link, like):
     """Means and variances of the values of the pieces, `(K, 1, ...)`."""
+    shape = (-1, *(1,) * like.ndim)
+    return tuple(moment.reshape(shape) for moment in _value_moments(link))
+
+
+def _value_moments(link):
+    """Means and variances of the values of the pieces, `(K,)`."""
     if not isinstance(link.base, Identity):
         raise TypeError(
             "A Gaussian belief about the values of a piecewise-constant link needs the "
             f"identity as `base`; got {type(link.base).__name__}. Draw the points "
             "instead: leave out `integrate=True`."
         )
-    shape = (-1, *(1,) * like.ndim)
-    belief = link.points
-    return belief.mean.reshape(shape), belief.variances().reshape(shape)
+    return link.points.mean, link.points.variances()

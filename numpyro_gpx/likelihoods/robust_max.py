@@ -47,9 +47,9 @@ class RobustMax(Likelihood):
     """
 
     latent_ndim: ClassVar[int] = 1
-    epsilon: Float[Array, ""] = positive_field("epsilon")
     classes: int = eqx.field(static=True)
     num_nodes: int = eqx.field(static=True)
+    epsilon: Float[Array, ""] = positive_field("epsilon")
 
     def __init__(self, num_classes: int, *, epsilon=1e-3, num_nodes: int = 128):
         self.classes = check_num_classes(num_classes)
@@ -115,13 +115,14 @@ class RobustMax(Likelihood):
     def _probability_of_largest(self, y, f_mean, f_var):
         sd = jnp.sqrt(positive(f_var))
         z = np.linspace(-7.0, 7.0, self.num_nodes)
-        weights = np.exp(-0.5 * z**2)
-        shape = (-1, *(1,) * (f_mean.ndim - 1))
-        z, weights = (
-            jnp.asarray(a, f_mean.dtype).reshape(shape)
-            for a in (z, weights / weights.sum())
-        )
-        x = pick(f_mean, y)[None] + pick(sd, y)[None] * z  # (T, ...)
+        density = np.exp(-0.5 * z**2)
+
+        def column(values):
+            shape = (-1, *(1,) * (f_mean.ndim - 1))
+            return jnp.asarray(values, f_mean.dtype).reshape(shape)
+
+        weights = column(density / density.sum())
+        x = pick(f_mean, y)[None] + pick(sd, y)[None] * column(z)  # (T, ...)
         cdf = ndtr((x[..., None] - f_mean[None]) / sd[None])  # (T, ..., C)
         log_cdf = jnp.log(jnp.maximum(cdf, jnp.finfo(cdf.dtype).tiny))
         own = classes_beside(y, self.classes) == jnp.asarray(y)[..., None]

@@ -11,7 +11,7 @@ from numpyro_gpx.links.normal import (
     log_interval,
     log_normal_cdf,
 )
-from numpyro_gpx.links.piecewise import PiecewiseConstant, step
+from numpyro_gpx.links.piecewise import PiecewiseConstant, even_edges, places, step
 from numpyro_gpx.links.smooth import (
     Exp,
     Identity,
@@ -35,6 +35,7 @@ __all__ = [
     "Proportion",
     "Softplus",
     "WithFlips",
+    "even_edges",
     "exp_error",
     "get_link",
     "interval_probabilities",
@@ -42,5 +43,6 @@ __all__ = [
     "log_interval",
     "log_normal_cdf",
     "pieces_for_error",
+    "places",
     "step",
 ]

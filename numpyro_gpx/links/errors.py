@@ -119,8 +119,9 @@ def pieces_for_error(
         points = places(edges, at)
         # Empty pieces at the end change nothing, and keep shapes for the compiler.
         extra = padded - num_pieces
-        edges = np.pad(edges, (0, extra), mode="edge")
-        points = np.pad(points, (0, extra), mode="edge")
+        edges, points = (
+            jnp.asarray(np.pad(x, (0, extra), mode="edge")) for x in (edges, points)
+        )
         if isinstance(link, Exp):
             return float(jax.jit(exp_error)(edges, points, mean, var))
         constant = _lipschitz_constant(link, lipschitz)

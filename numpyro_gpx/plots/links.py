@@ -54,8 +54,8 @@ def link(
             x, _steps(low), _steps(high), step="post", color=colour, alpha=0.2,
             linewidth=0, label="95 % of draws",
         )  # fmt: skip
-    line = {"where": "post", "color": colour, "linewidth": 2.0, "label": "learnt"}
-    ax.step(x, _steps(middle), **line)
+    y = _steps(middle)
+    ax.step(x, y, where="post", color=colour, linewidth=2.0, label="learnt")
     if base is not None:
         grid = np.linspace(x[0], x[-1], 300)
         smooth = np.asarray(get_link(base)(jax.numpy.asarray(grid)))

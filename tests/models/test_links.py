@@ -159,6 +159,12 @@ def test_a_monotone_prior_gives_rising_values():
         gpx.models.random_link("link", monotone=True, integrate=True)
 
 
+def test_the_optimal_guide_refuses_a_link():
+    model = regression(lambda: gpx.links.PiecewiseConstant.of("identity"))
+    with pytest.raises(ValueError, match="identity as link at site `y`; got Piecewise"):
+        gpx.fit_lbfgs(model, gpx.guides.OptimalGaussian(model), X, Y, **OPTIONS)
+
+
 def full(link):
     return classification(link, gpx.inducing.Data(X))
 

@@ -114,9 +114,11 @@ def main(arguments=None):
         [
             "# The piecewise-constant link",
             "",
-            f"Expected log-likelihood of {num_rows} binary targets, value and gradient, "
-            f"float64: 50 pieces {1e3 * cost['50 pieces']:.1f} ms, 20 Gauss-Hermite "
-            f"nodes {1e3 * cost['20 nodes']:.1f} ms, ratio {ratio:.2f} (limit 2).",
+            f"Expected log-likelihood of {num_rows} binary targets, value and "
+            "gradient, float64: "
+            f"50 pieces {1e3 * cost['50 pieces']:.1f} ms, "
+            f"20 Gauss-Hermite nodes {1e3 * cost['20 nodes']:.1f} ms, "
+            f"ratio {ratio:.2f} (limit 2).",
             "",
             "Largest error of the expectation over 200 rows (logit, K pieces on "
             "[-10, 10]); the last column is theorem 1's bound on the root mean squared "

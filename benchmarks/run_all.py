@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = ("speed.py", "hyperparameter_posteriors.py")
+SCRIPTS = ("speed.py", "hyperparameter_posteriors.py", "piecewise_link.py")
+# These read real data, and run where NUMPYRO_GPX_DATA names its folder.
+DATA_SCRIPTS = ("piecewise_tables.py",)
 
 
 def main():
     folder = Path(__file__).parent
-    for script in SCRIPTS:
+    has_data = "NUMPYRO_GPX_DATA" in os.environ
+    for script in SCRIPTS + (DATA_SCRIPTS if has_data else ()):
         print(f"== {script}", flush=True)
         subprocess.run([sys.executable, str(folder / script)], check=True)
 

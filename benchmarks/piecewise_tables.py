@@ -167,11 +167,10 @@ def report(results):
     rows = []
     for name, models in MODELS.items():
         for model in models:
-            own = [r for r in results if r["set"] == name and r["model"] == model]
+            own = _of(results, name, model)
             if own:
                 rows.append(_row(name, model, own))
     header = ["set", "model", "paper: log-lik.", "ours", "paper: F1 / RMSE", "ours"]
-    comments = COMMENTS.strip()
     return "\n".join(
         [
             "# Tables 1 and 2 of the piecewise-link paper",
@@ -182,9 +181,39 @@ def report(results):
             "deviations.",
             "",
             markdown_table([*header, "seconds a fit"], rows),
-            *(["", comments] if comments else []),
+            "",
+            "The paper's best model of each set, and ours with the highest mean "
+            "training bound:",
+            "",
+            markdown_table(
+                ["set", "paper's best", "ours", "model", "within one sd or better"],
+                [_best(name, results) for name in MODELS if _of(results, name)],
+            ),
+            "",
+            COMMENTS.strip(),
         ]
     )
+
+
+def _of(results, name, model=None):
+    return [
+        r
+        for r in results
+        if r["set"] == name and (model is None or r["model"] == model)
+    ]
+
+
+def _best(name, results):
+    """The paper's best against the model that the training bound would choose."""
+    ours = {m: _of(results, name, m) for m in MODELS[name]}
+    chosen = max(ours, key=lambda m: np.mean([r["bound"] for r in ours[m]]))
+    values = np.array([r["log_likelihood"] for r in ours[chosen]])
+    best = max((PAPER[name, m][:2] for m in MODELS[name]), key=lambda pair: pair[0])
+    reached = values.mean() >= best[0] - best[1]
+    return [
+        name, _shown(*best), _shown(values.mean(), values.std()), chosen,
+        "yes" if reached else "no",
+    ]  # fmt: skip
 
 
 def _row(name, model, own):
@@ -211,7 +240,28 @@ def _shown(mean, sd):
     return f"{mean:.3f} ± {sd:.3f}"
 
 
-COMMENTS = ""
+COMMENTS = """
+Rows that differ by more than one standard deviation of the paper's:
+
+- banana: SFGP-l and SVGP are better, by 0.023 and 0.031 in log-likelihood; SFGP, with
+  the same link as the paper's, agrees with it. The paper does not say how long it
+  trained.
+- pima is probably not the paper's "diabetes", which it does not name further: an F1 of
+  0.91 is not reached on pima by any of the three models.
+- wdbc: the F1 of SFGP-l and SVGP is higher by 0.022 and 0.030, SVGP's log-likelihood
+  by 0.075. F1 depends on which class is called positive; here it is the benign one (as
+  in scikit-learn), the larger class.
+- boston: SVGP is better by 0.46, and better than the paper's own piecewise models.
+- concrete: SFGP-l and SFGP-Prior are worse by 0.32 and 0.22, SVGP is better by 0.19. On
+  three folds, 5000 steps instead of 1000 change little (SFGP-l -0.782 for -0.787,
+  SFGP-Prior -0.739 for -0.743). With one lengthscale a column, where eq. 3 of the paper
+  has a single one, they become -0.594 and -0.593, within one standard deviation, and
+  their RMSE 0.43: the paper's code probably had such a kernel, and something more.
+
+The learnt link helps where the logistic link is wrong (banana, wdbc against SFGP). On
+the four regressions a plain SVGP with 30 inducing points is as good as, or better than,
+both learnt links with 10.
+"""
 
 
 if __name__ == "__main__":

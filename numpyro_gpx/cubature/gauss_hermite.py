@@ -61,8 +61,13 @@ def expectation(
     Returns:
         One expectation for each mean.
     """
-    points, weights = nodes(f_mean, f_var, num_nodes)
-    return jnp.sum(weights * jax.vmap(fn)(points), axis=0)
+    f_mean, f_var = _same_shape_and_dtype(f_mean, f_var)
+    rule = gauss_hermite(num_nodes)
+    x, weights = (jnp.asarray(a, f_mean.dtype) for a in rule)
+    f_sd = jnp.sqrt(positive(f_var))
+    points = f_mean[..., None] + f_sd[..., None] * x.reshape((1,) * f_mean.ndim + (-1,))
+    # Nodes on the last axis: on a CPU sums over it are twice as fast.
+    return jax.vmap(fn, in_axes=-1, out_axes=-1)(points) @ weights
 
 
 def nodes(

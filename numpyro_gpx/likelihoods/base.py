@@ -201,9 +201,9 @@ class Likelihood(eqx.Module):
     def _mean(self, fn, f_mean, f_var, *data, num_nodes=None):
         """Expectation of the elementwise `fn(*data, f)` over `f`."""
         if isinstance(self.link, PiecewiseConstant):
-            points, weights = self.link.pieces(f_mean, f_var)
+            points = self.link.inside(f_mean)
             values = fn(*(jnp.asarray(x)[None] for x in data), points)
-            return jnp.sum(weights * values, axis=0)
+            return self.link.mean(values, f_mean, f_var)
         num_nodes = self.num_nodes if num_nodes is None else num_nodes
         return expectation(lambda f: fn(*data, f), f_mean, f_var, num_nodes)
 

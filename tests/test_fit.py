@@ -83,8 +83,11 @@ def test_chunks_agree_with_one_piece_and_compile_once(fit):
     )  # 33 to 64 rows share one compiled size
     before = CALLS["model"]
     assert len(fit.predict(rows[3:45]).mean) == 42
+    # A new number of rows is looked at once, for its shapes, and nothing is compiled.
+    assert CALLS["model"] == before + 1
+    fit.predict(rows[2:44]).log_prob(np.zeros(42))
     fit.predict(rows[:64]).log_prob(np.zeros(50))
-    assert CALLS["model"] == before
+    assert CALLS["model"] == before + 1
 
 
 def test_prediction_draws_have_the_predictive_moments(fit):

@@ -127,7 +127,7 @@ def pieces_for_error(
         constant = _lipschitz_constant(link, lipschitz)
         return float(constant**2 * jax.jit(lipschitz_error)(edges, points, mean, var))
 
-    most = 4
+    most = 64
     while squared_error(most, most) > error**2:
         most *= 2
         if most > _MOST_PIECES:

@@ -116,7 +116,7 @@ def ordinal(cdf):
 
 
 CUTPOINTS = (-1.1, 0.4, 1.6)
-LABELS, COUNTS, MANY = np.arange(2), np.arange(4000), np.arange(30000)
+LABELS, COUNTS, MANY = np.arange(2), np.arange(2000), np.arange(12000)
 REALS = np.linspace(-60.0, 60.0, 6001)
 FAR = np.sinh(np.linspace(-12.0, 12.0, 12001))  # heavy tails: uneven grid
 POSITIVE = np.exp(np.linspace(-60.0, 14.0, 20001))
@@ -341,8 +341,7 @@ def test_small_variances_expand_about_the_mean(case):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("method", ["expected_log_prob", "predictive_log_prob"])
-def test_values_and_gradients_are_finite_in_the_tails(case, method, dtype):
+def test_values_and_gradients_are_finite_in_the_tails(case, dtype):
     y, m, v = (
         a.ravel()
         for a in jnp.meshgrid(
@@ -352,11 +351,16 @@ def test_values_and_gradients_are_finite_in_the_tails(case, method, dtype):
         )
     )
     y = y if jnp.issubdtype(y.dtype, jnp.integer) else y.astype(dtype)
-    fn = getattr(case.likelihood, method)
-    value, gradient = jax.jit(jax.vmap(jax.value_and_grad(fn, (1, 2))))(y, m, v)
-    for array in (value, *gradient):
-        assert array.dtype == dtype
-        assert np.all(np.isfinite(array))
+    methods = case.likelihood.expected_log_prob, case.likelihood.predictive_log_prob
+
+    @jax.jit
+    def both(y, m, v):
+        return [jax.vmap(jax.value_and_grad(fn, (1, 2)))(y, m, v) for fn in methods]
+
+    for value, gradient in both(y, m, v):
+        for array in (value, *gradient):
+            assert array.dtype == dtype
+            assert np.all(np.isfinite(array))
 
 
 def test_second_derivatives_agree_with_differences_of_the_first(case):
@@ -469,19 +473,18 @@ def test_distribution_has_the_shape_of_f_and_the_density_of_log_prob(case):
     assert_allclose(ours, case.logpdf(y, f), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ["expected_log_prob", "predictive_log_prob"])
-def test_vmap_and_other_shapes_agree_with_plain_calls(case, method):
+def test_vmap_and_other_shapes_agree_with_plain_calls(case):
     y, m, v = (a[:6] for a in grid(case))
-    fn = getattr(case.likelihood, method)
+    methods = case.likelihood.expected_log_prob, case.likelihood.predictive_log_prob
 
     @jax.jit
     def three_ways(y, m, v):
-        shaped = fn(y.reshape(3, 2), m.reshape(3, 2), v.reshape(3, 2))
-        return fn(y, m, v), jax.vmap(fn)(y, m, v), shaped.ravel()
+        shaped = [a.reshape(3, 2) for a in (y, m, v)]
+        return [(fn(y, m, v), jax.vmap(fn)(y, m, v), fn(*shaped)) for fn in methods]
 
-    plain, mapped, shaped = three_ways(y, m, v)
-    assert_allclose(mapped, plain, rtol=1e-12, atol=1e-14)
-    assert_allclose(shaped, plain, rtol=1e-12, atol=1e-14)
+    for plain, mapped, shaped in three_ways(y, m, v):
+        assert_allclose(mapped, plain, rtol=1e-12, atol=1e-14)
+        assert_allclose(shaped.ravel(), plain, rtol=1e-12, atol=1e-14)
 
 
 def test_pytree_round_trip(case):

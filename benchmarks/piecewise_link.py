@@ -88,12 +88,20 @@ def draw(errors, bounds, sizes):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
     figure, ax = plt.subplots(figsize=(5.5, 4.0), layout="constrained")
     for at, style in (("upper", "o-"), ("middle", "s-")):
-        ax.loglog(sizes, [errors[at, k] for k in sizes], style, label=f"x at {at}")
+        ax.loglog(
+            sizes,
+            [errors[at, k] for k in sizes],
+            style,
+            label=f"link at {at} of pieces",
+        )
     ax.loglog(sizes, list(bounds.values()), "k:", label="theorem 1, error of the link")
     ax.set(xlabel="pieces K on [-10, 10]", ylabel="largest error of E log p(y | f)")
+    ax.set_xticks(sizes, [str(k) for k in sizes])
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(FOLDER / "piecewise_convergence.png", dpi=120)

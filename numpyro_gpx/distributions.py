@@ -94,6 +94,12 @@ class ExpectedLikelihood(dist.Distribution):
             # Masked entries may be NaN: put a legal value there before they spread.
             filled = jnp.where(keep, value, _legal_value(self.support, value))
             rows = jnp.where(keep, log_density(filled), 0.0)
+        if rows.shape != value.shape:
+            raise ValueError(
+                f"Parameters of {type(self.likelihood).__name__} must be scalars, or "
+                f"have one entry for each of the targets {value.shape}; with them the "
+                f"densities have shape {rows.shape}."
+            )
         return rows.sum(-1) if rows.ndim > len(self.batch_shape) else rows
 
     def _expected(self, value):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 
@@ -90,8 +91,9 @@ class Prediction:
     def quantile(self, q) -> np.ndarray:
         """Quantiles, `(N, ...)` or `(Q, N, ...)`.
 
-        By bisection of the predictive distribution function where the likelihood has
-        one, else those of `draws`.
+        By bisection of the predictive distribution function where that is a mixture of
+        normals (Gaussian likelihoods, latent functions), else those of `draws`: with
+        1000 of them their levels are off by about 0.01.
         """
         levels = np.asarray(q, float)
         if np.any((levels <= 0.0) | (levels >= 1.0)):
@@ -100,23 +102,17 @@ class Prediction:
         return np.stack(found).reshape(levels.shape + found[0].shape)
 
     def _quantile(self, level):
-        if not self._has_cdf:
-            return np.quantile(self.draws, level, axis=0)
-        pieces = [
-            _mixture_quantile(chunk, jnp.asarray(level)) for chunk in self._chunks
-        ]
-        return self._shift + self._scale * self._join(pieces)
-
-    @functools.cached_property
-    def _has_cdf(self) -> bool:
-        try:
-            jax.eval_shape(_mixture_cdf, self._chunks[0], self._moments_of_first())
-        except NotImplementedError:
-            return False
-        return True
-
-    def _moments_of_first(self):
-        return _mixture_moments(self._chunks[0])[0]
+        one = _first(self._chunks[0])
+        if _is_normal_mixture(one):
+            at = jnp.asarray(level)
+            pieces = [_mixture_quantile(chunk, at) for chunk in self._chunks]
+            return self._shift + self._scale * self._join(pieces)
+        support = one.support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if support.is_discrete:  # whole numbers stay whole
+            return np.quantile(self.draws, level, axis=0, method="inverted_cdf")
+        return np.quantile(self.draws, level, axis=0)
 
     def log_prob(self, y) -> np.ndarray:
         """Log predictive density of each row, `(N,)`, in the units of `y`."""
@@ -128,12 +124,12 @@ class Prediction:
             )
         checks.finite("y", y)
         standard = (y - self._shift) / self._scale if self._rescaled else y
-        one = jax.tree.map(lambda x: x[0], self._chunks[0])
-        if isinstance(one, ExpectedLikelihood):
-            one.likelihood.check(standard, name="y")
         pieces, start = [], 0
         for chunk, size in zip(self._chunks, self._sizes, strict=True):
             rows = _padded(standard[start : start + size], _num_rows(chunk))
+            one = _first(chunk)
+            if isinstance(one, ExpectedLikelihood):
+                one.likelihood.check(rows, name="y")
             pieces.append(_mixture_log_prob(chunk, jnp.asarray(rows)))
             start += size
         outputs = 1 if y.ndim == 1 else y.shape[1]
@@ -142,7 +138,9 @@ class Prediction:
         return self._join(pieces) - log_jacobian
 
     def rescaled(self, shift, scale) -> Prediction:
-        """The prediction of `shift + scale * y`."""
+        """The prediction of `shift + scale * y`, with a positive scale."""
+        if not np.all(np.asarray(scale) > 0.0):
+            raise ValueError(f"`scale` must be positive; got {scale}.")
         return Prediction(
             self._chunks,
             self._sizes,
@@ -213,17 +211,12 @@ def _mixture_cdf(chunk, y):
 
 @eqx.filter_jit
 def _mixture_quantile(chunk, level):
-    """Where the distribution function reaches `level`; for counts the least such one.
+    """Where the distribution function reaches `level`.
 
     The bracket starts at the mean and grows until it holds the quantile.
     """
     mean, var = _mixture_moments(chunk)
-    middle = jnp.where(jnp.isfinite(mean), mean, 0.0)
-    width = jnp.where(jnp.isfinite(var), jnp.sqrt(var), 1.0) + 1.0
-    support = jax.tree.map(lambda x: x[0], chunk).support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    whole = support.is_discrete
+    width = jnp.sqrt(var)
 
     def grow(_, bracket):
         low, high, width = bracket
@@ -234,13 +227,25 @@ def _mixture_quantile(chunk, level):
     def halve(_, bracket):
         low, high = bracket
         y = 0.5 * (low + high)
-        reached = _mixture_cdf(chunk, jnp.floor(y) if whole else y) >= level
+        reached = _mixture_cdf(chunk, y) >= level
         return jnp.where(reached, low, y), jnp.where(reached, y, high)
 
-    start = middle - width, middle + width, width
-    low, high, _ = jax.lax.fori_loop(0, 20, grow, start)
-    low, high = jax.lax.fori_loop(0, 40, halve, (low, high))
-    return jnp.floor(high) if whole else 0.5 * (low + high)
+    low, high, _ = jax.lax.fori_loop(0, 10, grow, (mean - width, mean + width, width))
+    low, high = jax.lax.fori_loop(0, 45, halve, (low, high))
+    return 0.5 * (low + high)
+
+
+def _is_normal_mixture(fn) -> bool:
+    if isinstance(fn, ExpectedLikelihood):
+        return fn.likelihood.normal_mixture
+    if isinstance(fn, dist.MixtureSameFamily):
+        fn = fn.component_distribution
+    return isinstance(fn, dist.Normal)
+
+
+def _first(chunk):
+    """The distribution of the first component."""
+    return jax.tree.map(lambda x: x[0], chunk)
 
 
 def _each(fn, chunk):

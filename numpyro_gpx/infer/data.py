@@ -91,10 +91,10 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
             "The model observes nothing. Pass the targets, as in "
             "`fit_svi(model, guide, X, y, ...)`, and hand them to `gpx.observe(obs=y)`."
         )
-    for name, (value, mask, weights) in values.items():
+    for name, (value, mask, weights, likelihood) in values.items():
         fn = trace[name]["fn"]
         if isinstance(fn, ExpectedLikelihood):
-            fn.likelihood.check(value, name=name, mask=mask)
+            likelihood.check(value, name=name, mask=mask)
             _check_weights(name, mask, weights)
         elif isinstance(fn, ExactRegression):
             checks.finite(name, value)
@@ -191,7 +191,7 @@ def observed_values(model, args, kwargs) -> dict[str, np.ndarray]:
 
 
 def _observed(model, args, kwargs):
-    """The abstract trace, and concrete targets, masks and weights of observed sites.
+    """The abstract trace, and concrete targets, masks, ... of the observed sites.
 
     Compiled, so that XLA drops everything but the targets.
     """
@@ -203,7 +203,7 @@ def _observed(model, args, kwargs):
         args, kwargs = eqx.combine(dynamic, static)
         trace.update(trace_model(model, args, kwargs, {}, jr.key(0)))
         return {
-            name: (site["value"], *_mask_and_weights(site["fn"]))
+            name: (site["value"], *_checked_parts(site["fn"]))
             for name, site in trace.items()
             if site["type"] == "sample" and site["is_observed"]
         }
@@ -212,5 +212,8 @@ def _observed(model, args, kwargs):
     return trace, values
 
 
-def _mask_and_weights(fn):
-    return (fn.keep, fn.weights) if isinstance(fn, ExpectedLikelihood) else (None, None)
+def _checked_parts(fn):
+    """Mask, weights and likelihood, whose support may depend on the model's values."""
+    if not isinstance(fn, ExpectedLikelihood):
+        return None, None, None
+    return fn.keep, fn.weights, fn.likelihood

@@ -6,9 +6,16 @@ Gauss-Hermite nodes for a smooth link, with one node a piece, and no error, for 
 piecewise-constant one. It is overridden where a closed form or a better rule exists.
 """
 
-__all__ = ["Likelihood", "Moments", "label_moments"]
+__all__ = [
+    "Likelihood",
+    "Moments",
+    "check_positive_link",
+    "check_probability_link",
+    "label_moments",
+]
 
 import abc
+import dataclasses
 from typing import ClassVar, NamedTuple, cast
 
 import equinox as eqx
@@ -59,6 +66,11 @@ class Likelihood(eqx.Module):
     @abc.abstractmethod
     def distribution(self, f: Float[Array, "*shape"]) -> dist.Distribution:
         """NumPyro distribution of `y` given `f`, with the batch shape of `f`."""
+
+    @property
+    def normal_mixture(self) -> bool:
+        """Whether predictions are mixtures of normals, and `predictive_cdf` exact."""
+        return False
 
     @property
     def num_latent(self) -> int:
@@ -186,8 +198,19 @@ class Likelihood(eqx.Module):
     ) -> dist.Distribution:
         """The predictive distribution as a NumPyro mixture over the nodes.
 
-        Exact for a piecewise-constant link (Seitz, eq. 14): one component a piece.
+        Exact for a piecewise-constant link (Seitz, eq. 14): one component a piece. For
+        one latent function, and parameters that do not change with the rows.
         """
+        rowwise = [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name in _ROW_PARAMETERS and jnp.ndim(getattr(self, field.name)) > 0
+        ]
+        if rowwise or self.latent_ndim:
+            raise ValueError(
+                "`predictive` needs one latent function and scalar parameters; got "
+                f"{self.num_latent} latent functions and arrays for {rowwise}."
+            )
         if isinstance(self.link, PiecewiseConstant):
             points, weights = self.link.pieces(f_mean, f_var)
         else:
@@ -239,8 +262,8 @@ class Likelihood(eqx.Module):
         bad = keep & ~inside
         if bad.any():
             raise ValueError(
-                f"`{name}` must hold {self.expected()} for a "
-                f"{type(self).__name__} likelihood; got {_first(y, bad)}. "
+                f"`{name}` must hold {self.expected()} for the likelihood "
+                f"{type(self).__name__}; got {_first(y, bad)}. "
                 f"{self.advice(y[keep])}"
             )
 
@@ -254,6 +277,26 @@ class Likelihood(eqx.Module):
 
 
 _CDF_NODES = 128
+# Parameters that may have one entry a row.
+_ROW_PARAMETERS = ("concentration", "df", "exposure", "scale", "total_count")
+
+
+def check_positive_link(link: Link) -> None:
+    """Raise for links that do not map to the positive numbers."""
+    if isinstance(link, Identity) or link.is_probability:
+        raise ValueError(
+            f"`link` must map to positive numbers; got {type(link).__name__}. Use "
+            "`link='exp'` or `link='softplus'`."
+        )
+
+
+def check_probability_link(link: Link) -> None:
+    """Raise for links that do not map to probabilities."""
+    if not link.is_probability:
+        raise ValueError(
+            f"`link` must map to a probability; got {type(link).__name__}. Use "
+            "`link='logit'` or `link='probit'`."
+        )
 
 
 def label_moments(probabilities: Float[Array, "... C"]) -> Moments:

@@ -11,7 +11,11 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from numpyro_gpx.fields import positive
-from numpyro_gpx.likelihoods.base import Likelihood, Moments
+from numpyro_gpx.likelihoods.base import (
+    Likelihood,
+    Moments,
+    check_probability_link,
+)
 from numpyro_gpx.links import Link, Probit, get_link
 
 
@@ -33,7 +37,7 @@ class Bernoulli(Likelihood):
     num_nodes: int = eqx.field(default=32, static=True)
 
     def __check_init__(self):
-        _check_probability(self.link)
+        check_probability_link(self.link)
 
     @property
     def support(self):
@@ -44,6 +48,8 @@ class Bernoulli(Likelihood):
         return dist.Bernoulli(logits=_log_odds(self.link, f))
 
     def log_prob(self, y, f):
+        if self.link.symmetric:  # half the work
+            return self.link.log(jnp.where(y == 1, f, -f))
         return jnp.where(y == 1, self.link.log(f), self.link.log_complement(f))
 
     def cdf(self, y, f):
@@ -95,7 +101,7 @@ class Binomial(Likelihood):
     log_concave = True
 
     def __check_init__(self):
-        _check_probability(self.link)
+        check_probability_link(self.link)
 
     @property
     def support(self):
@@ -127,14 +133,6 @@ class Binomial(Likelihood):
         if np.any(y != np.round(y)):
             return "For shares pass the numbers of successes, and the trials."
         return "Check that `total_count` follows the rows of the targets."
-
-
-def _check_probability(link):
-    if not link.is_probability:
-        raise ValueError(
-            f"`link` must map to a probability; got {type(link).__name__}. Use "
-            "`link='logit'` or `link='probit'`."
-        )
 
 
 def _log_odds(link, f):

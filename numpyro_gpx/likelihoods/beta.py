@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from numpyro_gpx.fields import positive
-from numpyro_gpx.likelihoods.base import Likelihood
+from numpyro_gpx.likelihoods.base import Likelihood, check_probability_link
 from numpyro_gpx.links import Link, get_link
 
 
@@ -32,11 +32,7 @@ class Beta(Likelihood):
     log_concave = True  # nearly: with one peak, at which `cubature.peak` arrives
 
     def __check_init__(self):
-        if not self.link.is_probability:
-            raise ValueError(
-                f"`link` must map to a probability; got {type(self.link).__name__}. "
-                "Use `link='logit'` or `link='probit'`."
-            )
+        check_probability_link(self.link)
 
     @property
     def support(self):

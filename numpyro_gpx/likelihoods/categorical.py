@@ -17,7 +17,7 @@ __all__ = ["Categorical"]
 
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,20 +25,18 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
-from numpyro.distributions import constraints
 
 from numpyro_gpx.cubature import gauss_hermite
-from numpyro_gpx.likelihoods.base import Likelihood, label_moments
 from numpyro_gpx.likelihoods.labels import (
+    ClassLabels,
     check_num_classes,
     classes_beside,
-    label_advice,
     pick,
 )
 from numpyro_gpx.linalg import positive
 
 
-class Categorical(Likelihood):
+class Categorical(ClassLabels):
     r"""Classes 0, ..., C-1: :math:`p(y = c \mid f) = e^{f_c} / \sum_j e^{f_j}`.
 
     Takes C latent functions. With the default nodes, variances up to 4 and means in
@@ -50,7 +48,6 @@ class Categorical(Likelihood):
         num_steps: Number of steps of the outer rule.
     """
 
-    latent_ndim: ClassVar[int] = 1
     classes: int = eqx.field(static=True)
     num_nodes: int = eqx.field(default=24, static=True)
     num_steps: int = eqx.field(default=64, static=True)
@@ -59,18 +56,6 @@ class Categorical(Likelihood):
         self.classes = check_num_classes(num_classes)
         self.num_nodes = num_nodes
         self.num_steps = num_steps
-
-    @property
-    def support(self):
-        return constraints.integer_interval(0, self.classes - 1)
-
-    @property
-    def num_latent(self):
-        return self.classes
-
-    @property
-    def num_classes(self):
-        return self.classes
 
     def distribution(self, f):
         return dist.Categorical(logits=f)
@@ -92,41 +77,26 @@ class Categorical(Likelihood):
         """
         grid = self._grid(f_mean, f_var)
         a = jax.lax.stop_gradient(logsumexp(f_mean + 0.5 * f_var, axis=-1))
-        H = jnp.exp(-jnp.exp(a[None] - grid.x))  # (T, ...)
-        F = _gumbel_cdf(grid.x[..., None], f_mean, _sd(f_var), self.num_nodes)
-        F = jnp.exp(jnp.sum(_log(F), axis=-1))
-        return pick(f_mean, y) - a - grid.step * jnp.sum(H - F, axis=0)
+        H = jnp.exp(-jnp.exp(a[..., None] - grid.x))  # (..., T)
+        F = _gumbel_cdf(grid.x[..., None, :], f_mean, _sd(f_var), self.num_nodes)
+        F = jnp.exp(jnp.sum(_log(F), axis=-2))  # (..., T)
+        return pick(f_mean, y) - a - grid.step * jnp.sum(H - F, axis=-1)
 
     def predictive_log_prob(self, y, f_mean, f_var):
         r"""Log predictive density,
         :math:`\log\int F_y'(x)\prod_{c \ne y} F_c(x)\,dx`."""
         return pick(self._log_probabilities(f_mean, f_var), y)
 
-    def predictive_cdf(self, y, f_mean, f_var):
-        below = classes_beside(y, self.classes) <= jnp.asarray(y)[..., None]
-        p = self.predictive_probabilities(f_mean, f_var)
-        return jnp.sum(jnp.where(below, p, 0.0), axis=-1)
-
-    def predictive_moments(self, f_mean, f_var):
-        """Mean and variance of the label, as a number."""
-        return label_moments(self.predictive_probabilities(f_mean, f_var))
-
     def predictive_probabilities(self, f_mean, f_var):
         return jnp.exp(self._log_probabilities(f_mean, f_var))
 
-    def expected(self):
-        return f"classes 0, ..., {self.classes - 1}"
-
-    def advice(self, y):
-        return label_advice(y, self.classes)
-
     def _log_probabilities(self, f_mean, f_var):
         grid = self._grid(f_mean, f_var)
-        x = grid.x[..., None]
-        gumbel = _gumbel(x, f_mean, _sd(f_var), self.num_nodes)  # each (T, ..., C)
+        x = grid.x[..., None, :]
+        gumbel = _gumbel(x, f_mean, _sd(f_var), self.num_nodes)  # each (..., C, T)
         log_cdf, log_pdf = _log(gumbel.cdf), _log(gumbel.density)
-        others = jnp.sum(log_cdf, axis=-1, keepdims=True) - log_cdf
-        log_p = logsumexp(log_pdf + others, axis=0) + jnp.log(grid.step)[..., None]
+        others = jnp.sum(log_cdf, axis=-2, keepdims=True) - log_cdf
+        log_p = logsumexp(log_pdf + others, axis=-1) + jnp.log(grid.step)[..., None]
         return log_p - logsumexp(log_p, axis=-1, keepdims=True)
 
     def _grid(self, f_mean, f_var):
@@ -135,13 +105,13 @@ class Categorical(Likelihood):
         low = jnp.max(m - 6.0 * s, axis=-1) - 3.5  # exp(-e^3.5) is 4e-15
         high = jnp.max(m + 6.0 * s, axis=-1) + 12.0 + math.log(self.classes)
         steps = jnp.linspace(0.0, 1.0, self.num_steps, dtype=m.dtype)
-        steps = steps.reshape((-1, *(1,) * low.ndim))
-        x = low[None] + (high - low)[None] * steps  # (T, ...)
+        steps = steps.reshape((*(1,) * low.ndim, -1))
+        x = low[..., None] + (high - low)[..., None] * steps  # (..., T)
         return _Grid(x, (high - low) / (self.num_steps - 1))
 
 
 class _Grid(NamedTuple):
-    x: Float[Array, "T ..."]
+    x: Float[Array, "... T"]
     step: Array
 
 
@@ -153,7 +123,7 @@ class _Gumbel(NamedTuple):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _gumbel_cdf(x, mean, sd, num_nodes):
-    r""":math:`\mathbb E\exp(-e^{f - x})` for `f ~ N(mean, sd^2)`, `(T, ..., C)`."""
+    r""":math:`\mathbb E\exp(-e^{f - x})` for `f ~ N(mean, sd^2)`, `(..., C, T)`."""
     return _gumbel(x, mean, sd, num_nodes).cdf
 
 
@@ -163,7 +133,8 @@ def _gumbel_cdf_jvp(num_nodes, primals, tangents):
     x_dot, mean_dot, sd_dot = tangents
     x, mean, sd = primals
     cdf, density, spread = _gumbel(x, mean, sd, num_nodes)
-    return cdf, density * (x_dot - mean_dot[None]) + spread * sd_dot[None]
+    moved = density * (x_dot - mean_dot[..., None])
+    return cdf, moved + spread * sd_dot[..., None]
 
 
 def _gumbel(x, mean, sd, num_nodes):
@@ -178,11 +149,11 @@ def _gumbel(x, mean, sd, num_nodes):
 def _exponents(x, mean, sd, num_nodes):
     """For each inner node its place, its weight, and :math:`e^{f - x}` there."""
     rule = gauss_hermite(num_nodes)
-    at_mean = jnp.exp(mean[None] - x)
     # e^-e is 0 beyond; an infinite e would make e e^-e NaN.
-    most = 0.9 * jnp.log(jnp.finfo(mean.dtype).max)
+    most = 0.9 * math.log(jnp.finfo(mean.dtype).max)
+    at_mean = jnp.exp(jnp.minimum(mean[..., None] - x, most))
     for z, w in zip(rule.nodes.tolist(), rule.weights.tolist(), strict=True):
-        yield z, w, jnp.minimum(at_mean * jnp.exp(z * sd)[None], most)
+        yield z, w, jnp.minimum(at_mean * jnp.exp(z * sd)[..., None], most)
 
 
 def _sd(f_var):

@@ -10,7 +10,11 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from numpyro_gpx.fields import positive
-from numpyro_gpx.likelihoods.base import Likelihood, Moments
+from numpyro_gpx.likelihoods.base import (
+    Likelihood,
+    Moments,
+    check_positive_link,
+)
 from numpyro_gpx.links import Exp, Link, get_link
 
 
@@ -31,12 +35,15 @@ class Gamma(Likelihood):
     num_nodes: int = eqx.field(default=64, static=True)
     log_concave = True
 
+    def __check_init__(self):
+        check_positive_link(self.link)
+
     @property
     def support(self):
         return constraints.positive
 
     def distribution(self, f):
-        a = jnp.broadcast_to(self.concentration, f.shape).astype(f.dtype)
+        a = self.concentration.astype(f.dtype)
         return dist.Gamma(a, a / self.link(f))
 
     def log_prob(self, y, f):
@@ -74,6 +81,9 @@ class Exponential(Likelihood):
     link: Link = eqx.field(default="exp", converter=get_link)
     num_nodes: int = eqx.field(default=64, static=True)
     log_concave = True
+
+    def __check_init__(self):
+        check_positive_link(self.link)
 
     @property
     def support(self):

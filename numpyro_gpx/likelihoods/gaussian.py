@@ -33,6 +33,10 @@ class Gaussian(Likelihood):
     def support(self):
         return constraints.real
 
+    @property
+    def normal_mixture(self):
+        return isinstance(self.link, Identity | PiecewiseConstant)
+
     def distribution(self, f):
         if isinstance(self.link, PiecewiseConstant) and _believes(self.link):
             k, (mean, var) = self.link.piece_of(f), _value_moments(self.link)

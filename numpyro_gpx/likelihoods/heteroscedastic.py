@@ -12,7 +12,11 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 
 from numpyro_gpx.cubature import log_expectation_exp, peak
-from numpyro_gpx.likelihoods.base import Likelihood, Moments
+from numpyro_gpx.likelihoods.base import (
+    Likelihood,
+    Moments,
+    check_positive_link,
+)
 from numpyro_gpx.links import Exp, Link, PiecewiseConstant, get_link
 
 
@@ -37,9 +41,16 @@ class HeteroscedasticGaussian(Likelihood):
     link: Link = eqx.field(default="exp", converter=get_link)
     num_nodes: int = eqx.field(default=64, static=True)
 
+    def __check_init__(self):
+        check_positive_link(self.link)
+
     @property
     def support(self):
         return constraints.real
+
+    @property
+    def normal_mixture(self):
+        return True
 
     @property
     def num_latent(self):
@@ -78,7 +89,7 @@ class HeteroscedasticGaussian(Likelihood):
             return dist.Normal(mean, jnp.sqrt(var + self.link(f) ** 2)).log_prob(y)
 
         marginal = f_mean[..., 1], f_var[..., 1]
-        # Concave in f but for v_1: with one peak, wherever an outlier puts it.
+        # Nearly concave in f: its highest peak is wherever an outlier puts it.
         where = peak(log_density, *marginal)
         return log_expectation_exp(log_density, *marginal, self.num_nodes, **where)
 

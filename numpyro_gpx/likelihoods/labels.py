@@ -1,9 +1,49 @@
-"""What likelihoods of class labels share."""
+"""What likelihoods of classes share: labels, one latent function for each."""
 
-__all__ = ["check_num_classes", "classes_beside", "label_advice", "pick"]
+__all__ = ["ClassLabels", "check_num_classes", "classes_beside", "label_advice", "pick"]
 
+from typing import ClassVar
+
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
+from numpyro.distributions import constraints
+
+from numpyro_gpx.likelihoods.base import Likelihood, label_moments
+
+
+class ClassLabels(Likelihood):
+    """Labels 0, ..., C-1 of unordered classes, each with a latent function."""
+
+    latent_ndim: ClassVar[int] = 1
+    classes: eqx.AbstractVar[int]
+
+    @property
+    def support(self):
+        return constraints.integer_interval(0, self.classes - 1)
+
+    @property
+    def num_latent(self):
+        return self.classes
+
+    @property
+    def num_classes(self):
+        return self.classes
+
+    def predictive_cdf(self, y, f_mean, f_var):
+        below = classes_beside(y, self.classes) <= jnp.asarray(y)[..., None]
+        p = self.predictive_probabilities(f_mean, f_var)
+        return jnp.sum(jnp.where(below, p, 0.0), axis=-1)
+
+    def predictive_moments(self, f_mean, f_var):
+        """Mean and variance of the label, as a number."""
+        return label_moments(self.predictive_probabilities(f_mean, f_var))
+
+    def expected(self):
+        return f"classes 0, ..., {self.classes - 1}"
+
+    def advice(self, y):
+        return label_advice(y, self.classes)
 
 
 def pick(

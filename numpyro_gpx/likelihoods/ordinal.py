@@ -5,13 +5,24 @@ __all__ = ["Ordinal"]
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
+from numpyro.util import not_jax_tracer
 
-from numpyro_gpx.fields import real
+from numpyro_gpx.fields import as_float
 from numpyro_gpx.likelihoods.base import Likelihood, label_moments
 from numpyro_gpx.links import Logit, ProbabilityLink, Probit, get_link, log_interval
+
+
+def _rising(cutpoints) -> Array:
+    # Before the conversion: inside `jit` a constant becomes a tracer.
+    leaves = jax.tree.leaves(cutpoints)
+    if all(not_jax_tracer(leaf) for leaf in leaves):
+        if np.ndim(cutpoints) == 1 and not np.all(np.diff(cutpoints) > 0.0):
+            raise ValueError(f"`cutpoints` must rise; got {np.asarray(cutpoints)}.")
+    return as_float(cutpoints)
 
 
 class Ordinal(Likelihood):
@@ -32,7 +43,7 @@ class Ordinal(Likelihood):
         Chu & Ghahramani (2005), "Gaussian processes for ordinal regression".
     """
 
-    cutpoints: Float[Array, " B"] = real()
+    cutpoints: Float[Array, " B"] = eqx.field(converter=_rising)
     link: ProbabilityLink = eqx.field(default="probit", converter=get_link)
     num_nodes: int = eqx.field(default=48, static=True)
     log_concave = True

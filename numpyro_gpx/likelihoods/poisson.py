@@ -11,7 +11,11 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from numpyro_gpx.fields import positive
-from numpyro_gpx.likelihoods.base import Likelihood, Moments
+from numpyro_gpx.likelihoods.base import (
+    Likelihood,
+    Moments,
+    check_positive_link,
+)
 from numpyro_gpx.links import Exp, Link, get_link
 
 
@@ -31,6 +35,9 @@ class Poisson(Likelihood):
     exposure: Float[Array, "..."] = positive("exposure", 1.0)
     num_nodes: int = eqx.field(default=48, static=True)
     log_concave = True
+
+    def __check_init__(self):
+        check_positive_link(self.link)
 
     @property
     def support(self):
@@ -88,6 +95,9 @@ class NegativeBinomial(Likelihood):
     num_nodes: int = eqx.field(default=64, static=True)
     log_concave = True
 
+    def __check_init__(self):
+        check_positive_link(self.link)
+
     @property
     def support(self):
         return constraints.nonnegative_integer
@@ -131,6 +141,6 @@ def _counts_advice(y):
     if np.any(y < 0):
         return "Counts are not negative: undo any centring or scaling of them."
     return (
-        "Counts are whole numbers: undo any scaling of them (rates belong in "
-        "`exposure=`, or in `offset=` as the log of the exposure)."
+        "Counts are whole numbers: undo any scaling or division of them (what they "
+        "were divided by belongs in `exposure=`, or its log in `offset=`)."
     )

@@ -2,7 +2,6 @@
 
 __all__ = ["RobustMax"]
 
-from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,20 +9,18 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
-from numpyro.distributions import constraints
 
 from numpyro_gpx.fields import positive as positive_field
-from numpyro_gpx.likelihoods.base import Likelihood, label_moments
 from numpyro_gpx.likelihoods.labels import (
+    ClassLabels,
     check_num_classes,
     classes_beside,
-    label_advice,
     pick,
 )
 from numpyro_gpx.linalg import positive
 
 
-class RobustMax(Likelihood):
+class RobustMax(ClassLabels):
     r"""The class of the largest of C latent functions, with a share of errors:
     :math:`p(y = c \mid f)` is :math:`1 - \epsilon` for :math:`c = \arg\max_j f_j`, else
     :math:`\epsilon / (C - 1)`.
@@ -46,7 +43,6 @@ class RobustMax(Likelihood):
         Hernández-Lobato, Hernández-Lobato & Dupont (2011); Matthews (2016), 5.2.
     """
 
-    latent_ndim: ClassVar[int] = 1
     classes: int = eqx.field(static=True)
     num_nodes: int = eqx.field(static=True)
     epsilon: Float[Array, ""] = positive_field("epsilon")
@@ -55,18 +51,6 @@ class RobustMax(Likelihood):
         self.classes = check_num_classes(num_classes)
         self.epsilon = epsilon
         self.num_nodes = num_nodes
-
-    @property
-    def support(self):
-        return constraints.integer_interval(0, self.classes - 1)
-
-    @property
-    def num_latent(self):
-        return self.classes
-
-    @property
-    def num_classes(self):
-        return self.classes
 
     @property
     def discontinuous(self):
@@ -93,21 +77,6 @@ class RobustMax(Likelihood):
         P = self._probability_of_largest(y, f_mean, f_var)
         wrong = self.epsilon / (self.classes - 1)
         return jnp.log(wrong + (1.0 - self.epsilon - wrong) * P)
-
-    def predictive_cdf(self, y, f_mean, f_var):
-        below = classes_beside(y, self.classes) <= jnp.asarray(y)[..., None]
-        p = self.predictive_probabilities(f_mean, f_var)
-        return jnp.sum(jnp.where(below, p, 0.0), axis=-1)
-
-    def predictive_moments(self, f_mean, f_var):
-        """Mean and variance of the label, as a number."""
-        return label_moments(self.predictive_probabilities(f_mean, f_var))
-
-    def expected(self):
-        return f"classes 0, ..., {self.classes - 1}"
-
-    def advice(self, y):
-        return label_advice(y, self.classes)
 
     def _log_shares(self):
         return jnp.log1p(-self.epsilon), jnp.log(self.epsilon / (self.classes - 1))

@@ -14,7 +14,6 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import gammaln, logsumexp, ndtr
 from jaxtyping import Array, Float
@@ -66,18 +65,21 @@ class StudentT(Likelihood):
         squares, var = (y - f_mean) ** 2 / c2, f_var / c2
         # At s = 3.5, e^(-e^s) is 4e-15. Below s = -24, 1 - G(t) is linear in t, and
         # the nodes left out there sum to a geometric series.
-        first, last = -24.0, 3.5
+        # Residuals of more than e^7 scales push that point further down.
+        beyond = jax.lax.stop_gradient(jnp.log(jnp.maximum(squares + var, 1.0)) - 14.0)
+        first, last = -24.0 - jnp.maximum(beyond, 0.0), 3.5
         h = (last - first) / (self.num_nodes - 1)
 
-        def term(t):
+        def term(k):
+            t = jnp.exp(first + h * k)
             log_G = -0.5 * jnp.log1p(2.0 * t * var) - t * squares / (
                 1.0 + 2.0 * t * var
             )
             return -jnp.expm1(log_G) * jnp.exp(-t)
 
-        t = jnp.asarray(np.exp(np.linspace(first, last, self.num_nodes)), squares.dtype)
-        left_out = (squares + var) * (math.exp(first) / math.expm1(h))
-        log1p_mean = h * (jnp.sum(jax.vmap(term)(t), axis=0) + left_out)
+        k = jnp.arange(self.num_nodes, dtype=squares.dtype)
+        left_out = (squares + var) * jnp.exp(first) / jnp.expm1(h)
+        log1p_mean = h * (jnp.sum(jax.vmap(term)(k), axis=0) + left_out)
         log_normaliser = (
             gammaln(0.5 * self.df)
             - gammaln(0.5 * (self.df + 1.0))

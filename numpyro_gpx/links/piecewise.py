@@ -57,7 +57,6 @@ class PiecewiseConstant(Link):
     edges: Float[Array, " E"] = eqx.field(converter=as_float)
     base: Link = eqx.field(default_factory=Identity)
     discontinuous: ClassVar[bool] = True
-    symmetric: ClassVar[bool] = False
 
     def __check_init__(self):
         shape = self._mean_points().shape

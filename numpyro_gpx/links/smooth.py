@@ -34,6 +34,8 @@ class Link(eqx.Module):
 
     # Whether the parameter jumps somewhere: it then has no useful gradient there.
     discontinuous: ClassVar[bool] = False
+    # Whether one minus the parameter at `f` is the parameter at `-f`.
+    symmetric: ClassVar[bool] = False
 
     @property
     def is_probability(self) -> bool:
@@ -54,12 +56,7 @@ class Link(eqx.Module):
 
 
 class ProbabilityLink(Link):
-    """A link whose parameter is a probability.
-
-    With `symmetric = True` one minus the probability at `f` is that at `-f`.
-    """
-
-    symmetric: ClassVar[bool] = False
+    """A link whose parameter is a probability."""
 
     @property
     def is_probability(self) -> bool:

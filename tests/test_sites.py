@@ -557,11 +557,11 @@ BAD_TARGETS = {
     "nan": (np.where(y == y[4], np.nan, y), None, "`y` must be finite; got nan at index"
             r" 4 \(1 of 8 values\). Leave missing values out with `mask="),
     "labels": (np.array([0, 1, 2, 1, 0, 0, 1, 1]), gpx.likelihoods.Bernoulli(),
-               "`y` must hold the labels 0 and 1 for the likelihood Bernoulli; got 2 at"),
+               "must hold the labels 0 and 1 for the likelihood Bernoulli; got 2 at"),
     "signs": (np.array([1, -1, 1, 1, -1, 1, 1, 1]), gpx.likelihoods.Bernoulli(),
               r"labels -1 and 1: map them with `\(y \+ 1\) / 2`"),
     "counts": (np.array([0, 1, -2, 1, 0, 0, 1, 1]), gpx.likelihoods.Poisson(),
-               "`y` must hold counts 0, 1, 2, ... for the likelihood Poisson; got -2 at"),
+               "must hold counts 0, 1, 2, ... for the likelihood Poisson; got -2 at"),
     "fractions": (np.full(8, 0.5), gpx.likelihoods.Poisson(), "Counts are whole numb"),
     "strings": (np.array(list("abcdefgh")), None, "`y` must be an array of numbers"),
 }  # fmt: skip

@@ -258,9 +258,9 @@ Rows that differ by more than one standard deviation of the paper's:
   has a single one, they become -0.594 and -0.593, within one standard deviation, and
   their RMSE 0.43: the paper's code probably had such a kernel, and something more.
 
-SFGP-l beats SFGP on banana and wdbc, but so does SVGP, whose logistic link is exact: what
-the learnt link mends there is mostly that the fixed one ends at -3 and 3. On the four
-regressions a plain SVGP with 30 inducing points is as good as, or better than,
+SFGP-l beats SFGP on banana and wdbc, but so does SVGP, whose logistic link is exact:
+what the learnt link mends there is mostly that the fixed one ends at -3 and 3. On the
+four regressions a plain SVGP with 30 inducing points is as good as, or better than,
 both learnt links with 10.
 """
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 SCRIPTS = ("speed.py", "hyperparameter_posteriors.py", "piecewise_link.py")
 # These read real data, and run where NUMPYRO_GPX_DATA names its folder.
-DATA_SCRIPTS = ("piecewise_tables.py",)
+DATA_SCRIPTS = (
+    "free_simulation.py",
+    "piecewise_tables.py",
+)
 
 
 def main():

@@ -2,12 +2,16 @@
 
 from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.guides.conditional import ConditionalGaussian
+from numpyro_gpx.guides.encoders import Encoder
 from numpyro_gpx.guides.optimal import OptimalGaussian
+from numpyro_gpx.guides.unscented import UnscentedLatent
 from numpyro_gpx.guides.whitened import WhitenedGaussian
 
 __all__ = [
     "ConditionalGaussian",
+    "Encoder",
     "GaussianGuide",
     "OptimalGaussian",
+    "UnscentedLatent",
     "WhitenedGaussian",
 ]

@@ -61,6 +61,16 @@ class GaussianGuide(AutoGuide):
         """Constructor arguments that a saved fit needs to rebuild the guide."""
         return {"theta": self.theta, "prefix": self.prefix}
 
+    @classmethod
+    def rebuild(cls, model, config: dict[str, Any]) -> GaussianGuide:
+        """The guide that has this `config`."""
+        return cls(model, **config)
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        """Whether `config` says it all."""
+        return True
+
     @property
     def structure(self) -> Structure:
         """The model's sites; known once the guide was called or set up."""
@@ -75,6 +85,20 @@ class GaussianGuide(AutoGuide):
     def belief(self, name: str, theta: dict, args: tuple, kwargs: dict) -> Belief:
         """Belief about GP site `name`, given the hyperparameters."""
 
+    def marks(
+        self, name: str, theta: dict, args: tuple, kwargs: dict, latents: dict
+    ) -> dict[str, Any]:
+        """What the bound may know of GP site `name`: its belief, and more.
+
+        Args:
+            name: The site.
+            theta: Hyperparameters.
+            args: Arguments of the model.
+            kwargs: Keyword arguments of the model.
+            latents: `LatentInput`s by site; only guides that look at the data need it.
+        """
+        return {"belief": self.belief(name, theta, args, kwargs)}
+
     def setup(self, *args, **kwargs) -> None:
         """Learn the sites of the model; done by the first call. Computes nothing."""
         structure = inspect_model(self.model, args, kwargs)
@@ -82,8 +106,13 @@ class GaussianGuide(AutoGuide):
             raise ValueError(
                 f"Sites {sorted(structure.local)} live inside a subsampled plate; "
                 f"{type(self).__name__} covers global sites only. Fit without "
-                "`batch_size`, or block them and give them a guide of their own."
+                "`batch_size`, or wrap it: "
+                f"`gpx.guides.UnscentedLatent({type(self).__name__}(model))`."
             )
+        self.adopt(structure, args, kwargs)
+
+    def adopt(self, structure: Structure, args: tuple, kwargs: dict) -> None:
+        """Take these sites for the model's; raise if the guide cannot serve them."""
         self._structure = structure
         leaves = jax.tree.leaves((args, kwargs))
         if all(not_jax_tracer(leaf) for leaf in leaves):
@@ -92,12 +121,12 @@ class GaussianGuide(AutoGuide):
     def __call__(self, *args, **kwargs):
         if self._structure is None:
             self.setup(*args, **kwargs)
-        values = self._sample_theta(args, kwargs)
-        theta = dict(values)
-        for name, belief in self._beliefs(theta, args, kwargs):
-            values[name] = numpyro.sample(
-                name, belief.distribution(), infer={"belief": belief}
-            )
+        theta = self._sample_theta(args, kwargs)
+        rows, latents = self._sample_rows(args, kwargs)
+        values = {**theta, **rows}
+        for name, marks in self._marks(theta, args, kwargs, latents):
+            fn = marks["belief"].distribution()
+            values[name] = numpyro.sample(name, fn, infer=marks)
         return values
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs):
@@ -137,20 +166,26 @@ class GaussianGuide(AutoGuide):
                     loc, sd = q
                     found = self._theta_quantiles(loc, sd, levels)
                     middle = self.unravel(loc)
-                for name, belief in self._beliefs(middle, args, kwargs):
-                    marginal = belief.distribution()
+                with handlers.seed(rng_seed=0):
+                    _, latents = self._sample_rows(args, kwargs)
+                for name, marks in self._marks(middle, args, kwargs, latents):
+                    marginal = marks["belief"].distribution()
                     spread = jnp.sqrt(marginal.variance)
                     shape = (-1,) + (1,) * spread.ndim
                     step = jax.scipy.special.ndtri(levels).reshape(shape)
                     found[name] = marginal.mean + step * spread
         return found
 
-    def _beliefs(self, theta, args, kwargs):
-        """Names and beliefs of GP sites, and of others that ask for one."""
+    def _sample_rows(self, args, kwargs) -> tuple[dict, dict]:
+        """Draws of the rows' own latent sites, and their `LatentInput`s; none here."""
+        return {}, {}
+
+    def _marks(self, theta, args, kwargs, latents):
+        """Names and marks of GP sites, and of others that ask for a belief."""
         for name in self.structure.gps:
-            yield name, self.belief(name, theta, args, kwargs)
+            yield name, self.marks(name, theta, args, kwargs, latents)
         for name in self.structure.integrated:
-            yield name, self._plain_belief(name, args, kwargs)
+            yield name, {"belief": self._plain_belief(name, args, kwargs)}
 
     def _plain_belief(self, name, args, kwargs) -> Belief:
         """Independent Gaussians that start at the site's starting value."""
@@ -196,8 +231,8 @@ class GaussianGuide(AutoGuide):
         z = self.structure.unconstrain({name: start[name] for name in names})
         return ravel_pytree(z)[0]
 
-    def trace_given(self, theta: dict, args, kwargs):
-        """The model's trace at `theta`, GP sites at 0.
+    def trace_given(self, values: dict, args, kwargs):
+        """The model's trace at `values` of hyperparameters, GP sites at 0.
 
         Only the model's parameters are visible outside, so that they follow training.
         """
@@ -207,7 +242,7 @@ class GaussianGuide(AutoGuide):
             if site.is_gp or site.integrated
         }
         with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            return trace_model(self.model, args, kwargs, {**theta, **zeros}, jr.key(0))
+            return trace_model(self.model, args, kwargs, {**values, **zeros}, jr.key(0))
 
     def _sample_theta(self, args, kwargs) -> dict:
         """Register the hyperparameters; one joint draw, then a `Delta` for each."""

@@ -2,15 +2,17 @@ r"""The optimal Gaussian guide: :math:`q^*(v \mid \theta)` in closed form."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
-from numpyro_gpx.conditionals import optimal_belief
+from numpyro_gpx.beliefs import GaussianBelief
+from numpyro_gpx.conditionals import collapse
 from numpyro_gpx.distributions import ExpectedLikelihood
 from numpyro_gpx.guides.base import GaussianGuide
+from numpyro_gpx.guides.rows import Rows, entry_belief, row_sums, rows_at
 from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.latents import GaussianLatent
 from numpyro_gpx.likelihoods import Gaussian
-from numpyro_gpx.links import Identity
 
 __all__ = ["OptimalGaussian"]
 
@@ -20,7 +22,9 @@ class OptimalGaussian(GaussianGuide):
 
     Reads kernel, inducing variables, inputs, noise and targets by tracing the model at
     θ. With it the ELBO equals the collapsed bound of Titsias (2009), and with
-    `theta="point"` it is deterministic: use `gpx.fit_lbfgs`.
+    `theta="point"` it is deterministic: use `gpx.fit_lbfgs`. Over latent inputs
+    (`UnscentedLatent(OptimalGaussian(model))`) it is :math:`q^*(v \mid \theta, q(H))`,
+    and the ELBO the bound of the Bayesian GPLVM.
 
     Needs exactly one GP site and one `gpx.observe` with a Gaussian likelihood, on all
     rows: a minibatch does not determine :math:`q^*`.
@@ -32,7 +36,7 @@ class OptimalGaussian(GaussianGuide):
         init_loc_fn: Where the hyperparameters start.
 
     References:
-        Thesis eq. 2.36-2.37; Titsias (2009).
+        Thesis eq. 2.36-2.37; Titsias (2009); Titsias & Lawrence (2010).
     """
 
     def __init__(
@@ -40,56 +44,87 @@ class OptimalGaussian(GaussianGuide):
     ):
         super().__init__(model, theta=theta, prefix=prefix, init_loc_fn=init_loc_fn)
 
-    def setup(self, *args, **kwargs):
-        super().setup(*args, **kwargs)
-        if self.structure.plates:
+    def adopt(self, structure, args, kwargs):
+        if structure.plates:
             raise ValueError(
                 "OptimalGaussian needs all rows; the model subsamples "
-                f"{sorted(self.structure.plates)}. Leave `batch_size` out, or use "
+                f"{sorted(structure.plates)}. Leave `batch_size` out, or use "
                 "WhitenedGaussian."
             )
-        if len(self.structure.gps) != 1 or len(self.structure.observed) != 1:
+        if len(structure.gps) != 1 or len(structure.observed) != 1:
             raise ValueError(
                 "OptimalGaussian needs one GP site and one observed site; the model "
-                f"has GP sites {list(self.structure.gps)} and observed sites "
-                f"{list(self.structure.observed)}. Use WhitenedGaussian or "
+                f"has GP sites {list(structure.gps)} and observed sites "
+                f"{list(structure.observed)}. Use WhitenedGaussian or "
                 "ConditionalGaussian."
             )
+        super().adopt(structure, args, kwargs)
 
     def belief(self, name, theta, args, kwargs):
-        trace = self.trace_given(theta, args, kwargs)
+        return self.marks(name, theta, args, kwargs, {})["belief"]
+
+    def marks(self, name, theta, args, kwargs, latents):
+        """The belief; and the bound, if one covariance serves all outputs."""
         (observed,) = self.structure.observed
-        site = trace[observed]
-        fn = _expected_likelihood(observed, site["fn"])
-        ((gp, X),) = fn.latent.sources
-        y = site["value"]
-        A = gp.prior.project(X)  # (M, N) or (P, M, N)
-        known = jnp.einsum("...mn,...m->...n", A, gp.whitened).T
-        prior_mean = fn.latent.mean - known  # mean function and offset
-        precision = _weights(site, trace[name], fn) * fn.likelihood.scale**-2.0
-        precision = jnp.broadcast_to(precision, y.shape)
-        y = jnp.where(precision > 0.0, y, prior_mean)  # masked targets may be NaN
-        belief = optimal_belief(A, y - prior_mean, precision)
-        if gp.whiten:
-            return belief
-        num_outputs = None if y.ndim == 1 else y.shape[1]
-        return belief.affine(gp.prior.inducing_mean(num_outputs), gp.prior.factor.L)
+
+        def sites(values):
+            trace = self.trace_given({**theta, **values}, args, kwargs)
+            fn = _expected_likelihood(observed, trace[observed]["fn"])
+            ((gp, X),) = fn.latent.sources
+            return gp, X, trace[observed], trace[name]["scale"]
+
+        def rows(values):
+            gp, X, site, scale = sites(values)
+            return rows_at(gp, X, site, scale)
+
+        points, weights, beliefs = _integration(latents)
+        # Shapes and what does not depend on the points; the rest is not computed.
+        gp, X, site, scale = sites(jax.tree.map(lambda x: x[0], points) | beliefs)
+        if points:
+            every = jax.vmap(rows)(points)
+        else:
+            every = jax.tree.map(lambda x: x[None], rows(beliefs))
+        belief, marks = _solve(gp, X, every, weights, site["value"])
+        if marks:
+            bound = marks["bound"] if scale is None else scale * marks["bound"]
+            marks = {"collapsed": (observed, bound)}
+        if not gp.whiten:
+            y = site["value"]
+            shift = gp.prior.inducing_mean(None if y.ndim == 1 else y.shape[1])
+            belief = belief.affine(shift, gp.prior.factor.L)
+        return {"belief": belief, **marks}
+
+
+def _integration(latents):
+    """Points and weights of the rule, or beliefs where it is analytic."""
+    points = {name: latent.points for name, latent in latents.items()}
+    if not latents or None in points.values():
+        beliefs = {name: latent.belief for name, latent in latents.items()}
+        return {}, jnp.ones(1), beliefs
+    return points, next(iter(latents.values())).weights, {}
+
+
+def _solve(gp, X, rows: Rows, weights, y):
+    if rows.precision.ndim > 2 or len(gp.prior.kernels) > 1:
+        return entry_belief(gp, X, rows, weights, y), {}
+    shared, bound = collapse(row_sums(gp, X, rows, weights, y))
+    if y.ndim == 1:
+        return GaussianBelief(shared.mean[0], shared.scale_tril), {"bound": bound}
+    return shared, {"bound": bound}
 
 
 def _expected_likelihood(name, fn):
-    if not isinstance(fn, ExpectedLikelihood) or not isinstance(
-        fn.likelihood, Gaussian
-    ):
-        kind = fn.likelihood if isinstance(fn, ExpectedLikelihood) else fn
+    likelihood = fn.likelihood if isinstance(fn, ExpectedLikelihood) else fn
+    if not isinstance(likelihood, Gaussian):
         raise ValueError(
             f"OptimalGaussian needs `gpx.observe` with a Gaussian likelihood at site "
-            f"`{name}`; got {type(kind).__name__}. Use WhitenedGaussian or "
+            f"`{name}`; got {type(likelihood).__name__}. Use WhitenedGaussian or "
             "ConditionalGaussian."
         )
-    if not isinstance(fn.likelihood.link, Identity):
+    if not likelihood.is_conjugate:
         raise ValueError(
             f"OptimalGaussian needs a Gaussian likelihood with the identity as link at "
-            f"site `{name}`; got {type(fn.likelihood.link).__name__}. Use "
+            f"site `{name}`; got {type(likelihood.link).__name__}. Use "
             "WhitenedGaussian or ConditionalGaussian."
         )
     if not isinstance(fn.latent, GaussianLatent) or len(fn.latent.sources) != 1:
@@ -98,17 +133,3 @@ def _expected_likelihood(name, fn):
             "sums, products or a known function. Use WhitenedGaussian."
         )
     return fn
-
-
-def _weights(site, gp_site, fn):
-    """What multiplies each row's term, relative to the KL, `(N,)` or `(N, P)`."""
-    y = site["value"]
-    weights = jnp.ones(y.shape, fn.latent.mean.dtype)
-    if gp_site["scale"] is not None:
-        weights = weights / gp_site["scale"]
-    for factor in (site["scale"], fn.weights, fn.keep):
-        if factor is not None:
-            factor = jnp.asarray(factor)
-            rowwise = factor.ndim == 1 and y.ndim == 2
-            weights = weights * (factor[:, None] if rowwise else factor)
-    return weights

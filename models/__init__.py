@@ -2,7 +2,16 @@
 
 from numpyro_gpx.models import priors
 from numpyro_gpx.models.exact_gp import exact_gp
+from numpyro_gpx.models.gplvm import gplvm, latent_gp
 from numpyro_gpx.models.links import learnt_link, random_link
 from numpyro_gpx.models.svgp import svgp
 
-__all__ = ["exact_gp", "learnt_link", "priors", "random_link", "svgp"]
+__all__ = [
+    "exact_gp",
+    "gplvm",
+    "latent_gp",
+    "learnt_link",
+    "priors",
+    "random_link",
+    "svgp",
+]

@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-__all__ = ["Belief", "DiagonalBelief", "GaussianBelief", "kl_to_prior"]
+__all__ = [
+    "Belief",
+    "DiagonalBelief",
+    "GaussianBelief",
+    "SharedBelief",
+    "gaussian_base",
+    "kl_to_prior",
+]
 
 
 class Belief(eqx.Module):
@@ -98,6 +105,42 @@ class DiagonalBelief(Belief):
         return 2.0 * jnp.sum(jnp.log(self.scale), axis=-1)
 
 
+class SharedBelief(Belief):
+    """Outputs with means of their own and one covariance for all of them.
+
+    What the optimal belief looks like if all outputs have the same kernel and noise:
+    `mean` is `(P, M)` and `scale_tril` `(M, M)`.
+    """
+
+    mean: Float[Array, "P M"]
+    scale_tril: Float[Array, "M M"]
+
+    def spread(self, A):
+        return self.scale_tril.T @ A
+
+    def affine(self, shift, matrix):
+        mean = shift + jnp.einsum("...ij,...j->...i", matrix, self.mean)
+        return SharedBelief(mean, matrix @ self.scale_tril)
+
+    def distribution(self):
+        factor = jnp.broadcast_to(self.scale_tril, (*self.mean.shape, self.size))
+        return GaussianBelief(self.mean, factor).distribution()
+
+    def variances(self):
+        variances = jnp.sum(self.scale_tril**2, axis=-1)
+        return jnp.broadcast_to(variances, self.mean.shape)
+
+    def log_determinant(self):
+        diagonal = jnp.diagonal(self.scale_tril)
+        one = 2.0 * jnp.sum(jnp.log(jnp.abs(diagonal)))
+        return jnp.broadcast_to(one, self.mean.shape[:1])
+
+    @property
+    def size(self) -> int:
+        """Number of inducing variables M."""
+        return self.mean.shape[-1]
+
+
 def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
     r"""Closed-form :math:`\mathrm{KL}(q \,\|\, p)` from a belief to a site's prior.
 
@@ -111,7 +154,7 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
     Returns:
         A scalar, summed over the outputs.
     """
-    base = prior.base_dist if isinstance(prior, dist.Independent) else prior
+    base = gaussian_base(prior)
     num_entries = belief.mean.shape[-1]
     if isinstance(base, dist.Normal):
         scale = jnp.broadcast_to(base.scale, belief.mean.shape)
@@ -132,7 +175,7 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
     else:
         raise TypeError(
             "A Gaussian belief can only be integrated against a Normal or "
-            f"MultivariateNormal prior; got {type(base).__name__}."
+            f"MultivariateNormal prior; got {type(prior).__name__}."
         )
     twice_kl = (
         trace
@@ -142,3 +185,15 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
         - belief.log_determinant()
     )
     return 0.5 * jnp.sum(twice_kl)
+
+
+def gaussian_base(
+    prior: dist.Distribution,
+) -> dist.Normal | dist.MultivariateNormal | None:
+    """The normal inside `to_event` and `expand`, its parameters yet to be broadcast.
+
+    `None` if the prior is no Gaussian.
+    """
+    while isinstance(prior, dist.Independent | dist.ExpandedDistribution):
+        prior = prior.base_dist
+    return prior if isinstance(prior, dist.Normal | dist.MultivariateNormal) else None

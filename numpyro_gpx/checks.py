@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from numpyro.util import is_prng_key, not_jax_tracer
 
 __all__ = [
@@ -63,7 +64,7 @@ def _described(value) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def inputs(name: str, X):
+def inputs(name: str, X) -> Array:
     """`X` as an array `(N, D)` of floats, or an error that says what came."""
     if jnp.ndim(X) != 2:
         raise ValueError(

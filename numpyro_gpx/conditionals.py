@@ -8,23 +8,31 @@ With whitened inducing variables `v`, :math:`u = m(Z) + L_{uu} v`, and
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from numpyro_gpx.beliefs import Belief, GaussianBelief
-from numpyro_gpx.inducing import Inducing, Kuf, Kuu
+from numpyro_gpx.beliefs import Belief, GaussianBelief, SharedBelief
+from numpyro_gpx.inducing import Data, Inducing, Kuf, Kuu, Points
 from numpyro_gpx.kernels import Kernel
 from numpyro_gpx.latents import GaussianLatent
 from numpyro_gpx.linalg import Factor, factorise, positive, projected_gram
-from numpyro_gpx.means import Mean
+from numpyro_gpx.means import Constant, Mean, Zero
+from numpyro_gpx.psi import Psi, psi2_rows, psi_statistics
+from numpyro_gpx.uncertain import InputBelief
 
 __all__ = [
+    "Collapsed",
+    "RowSums",
     "SparsePrior",
+    "collapse",
     "collapsed_bound",
     "conditional",
+    "expected_conditional",
     "from_precision",
     "optimal_belief",
 ]
@@ -69,6 +77,17 @@ class SparsePrior(eqx.Module):
         if accurate:
             return solve_triangular(self.factor.L, K, lower=True)
         return self.factor.W @ K
+
+    def psi(self, inputs: InputBelief, weights: Float[Array, " N"]) -> Psi:
+        """Psi statistics of the one kernel, in terms of `v`: `psi1` is `(N, M)`."""
+        if len(self.kernels) > 1:
+            raise ValueError(
+                "Closed-form expectations of outputs with kernels of their own are not "
+                "there; use a rule with points, such as `gpx.cubature.Unscented()`."
+            )
+        W = self.factor.W
+        psi = psi_statistics(self.kernels[0], inputs, self.inducing.Z, weights)
+        return Psi(psi.psi0, psi.psi1 @ W.T, W @ psi.psi2 @ W.T)
 
     def inducing_mean(self, num_outputs: int | None) -> Array:
         """Prior mean of `u`, `(M,)`, or `(P, M)`."""
@@ -141,6 +160,127 @@ def conditional(
     return GaussianLatent(f_mean, f_var, cov, cov_scale=cov_scale)
 
 
+def expected_conditional(
+    prior: SparsePrior, inputs: InputBelief, value: Array | Belief
+) -> GaussianLatent:
+    r"""Mean and variance of :math:`f(x_n)` at Gaussian inputs :math:`x_n`.
+
+    With :math:`\psi_1 = \mathbb E[k(x_n, Z)]\,L_{uu}^{-\top}` and
+    :math:`\Psi_2 = L_{uu}^{-1}\,\mathbb E[k(Z, x_n)\,k(x_n, Z)]\,L_{uu}^{-\top}`
+
+    .. math:: \mathbb E[f] = \psi_1 m, \qquad \mathbb E[f^2] = \psi_0
+        - \mathrm{tr}\,\Psi_2 + \mathrm{tr}\,\Psi_2\,(SS^\top + m m^\top).
+
+    The rows are not Gaussian: only a Gaussian likelihood can use this.
+
+    Args:
+        prior: The GP; its mean function must be constant.
+        inputs: Gaussian rows `(N, D)`.
+        value: Whitened inducing variables: a draw `(M,)` or `(P, M)`, or a belief.
+
+    References:
+        Titsias & Lawrence (2010); Girard et al. (2003).
+    """
+    if not isinstance(prior.mean, Zero | Constant):
+        raise ValueError(
+            "At uncertain inputs the mean function must be constant; got "
+            f"{type(prior.mean).__name__}. Use a rule with points, such as "
+            "`gpx.cubature.Unscented()`."
+        )
+    if not isinstance(prior.inducing, Points | Data):
+        raise ValueError(
+            "At uncertain inputs the inducing variables must be `gpx.inducing.Points`; "
+            f"got {type(prior.inducing).__name__}."
+        )
+    mean = value.mean if isinstance(value, Belief) else value  # (M,) or (P, M)
+    second = jnp.einsum("...i,...j->...ij", mean, mean)
+    if isinstance(value, Belief):
+        eye = jnp.eye(mean.shape[-1], dtype=mean.dtype)
+        root = value.spread(eye)  # (M, M) or (P, M, M)
+        second = second + jnp.swapaxes(root, -1, -2) @ root
+
+    def moments(kernel, W, mean, second):
+        psi = psi_statistics(kernel, inputs, prior.inducing.Z)
+        psi2 = W @ psi2_rows(kernel, inputs, prior.inducing.Z) @ W.T  # (N, M, M)
+        rest = psi.psi0 - jnp.trace(psi2, axis1=-2, axis2=-1)  # (N,)
+        f_mean = jnp.einsum("nm,...m->...n", psi.psi1 @ W.T, mean)
+        square = rest + jnp.einsum("nij,...ij->...n", psi2, second)
+        return f_mean, square - f_mean**2
+
+    W = prior.factor.W
+    if len(prior.kernels) == 1:
+        f_mean, f_var = moments(prior.kernels[0], W, mean, second)
+    else:
+        each = zip(prior.kernels, W, mean, second, strict=True)
+        pairs = [moments(*one) for one in each]
+        f_mean, f_var = map(jnp.stack, zip(*pairs, strict=True))
+    f_mean, f_var = f_mean.T, positive(f_var).T  # (N,) or (N, P)
+    offset = prior.mean(inputs.mean)
+    f_mean = f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
+    return GaussianLatent(f_mean, f_var, matched=True)
+
+
+class RowSums(NamedTuple):
+    r"""Sums over the rows that the collapsed bound needs, in terms of `v`.
+
+    :math:`\lambda_n` is the noise precision of a row times its weight, and
+    :math:`\psi` are expectations over its input where that is uncertain.
+
+    Attributes:
+        gram: :math:`\sum_n \lambda_n\,\mathbb E[a_n a_n^\top]`, `(M, M)`, with
+            :math:`a_n = L_{uu}^{-1} k(Z, x_n)`.
+        linear: :math:`\sum_n \lambda_n\,\mathbb E[a_n]\,y_n^\top`, `(M, P)`.
+        squares: :math:`\sum_n \lambda_n |y_n|^2`.
+        variance: :math:`\sum_n \lambda_n\,\mathbb E[k(x_n, x_n)]`.
+        log_precision: :math:`\sum_n w_n \log(\lambda_n / (2\pi w_n))`.
+    """
+
+    gram: Float[Array, "M M"]
+    linear: Float[Array, "M P"]
+    squares: Float[Array, ""]
+    variance: Float[Array, ""]
+    log_precision: Float[Array, ""]
+
+
+class Collapsed(NamedTuple):
+    """The optimal belief, and the bound with it.
+
+    Attributes:
+        belief: :math:`q^*(v)`, one covariance for all outputs.
+        bound: Expected log likelihood of all rows less the KL of `belief`, a scalar.
+    """
+
+    belief: SharedBelief
+    bound: Float[Array, ""]
+
+
+def collapse(sums: RowSums) -> Collapsed:
+    r"""The collapsed bound of P outputs with one kernel and one noise.
+
+    With :math:`B = I + G`, `G` the `gram`, and :math:`l` the `linear` sums
+
+    .. math:: \tfrac P2 \sum_n w_n\log\tfrac{\lambda_n}{2\pi w_n}
+        - \tfrac P2 \log|B|
+        - \tfrac12 \Big(\sum_n \lambda_n |y_n|^2 - \mathrm{tr}\,l^\top B^{-1} l\Big)
+        - \tfrac P2 \Big(\sum_n \lambda_n\,\mathbb E[k_{nn}] - \mathrm{tr}\,G\Big).
+
+    At known inputs it is the bound of Titsias (2009), at uncertain ones that of the
+    Bayesian GPLVM less the divergence of the inputs.
+
+    References:
+        Titsias & Lawrence (2010); dissertation 2.4, its slips mended.
+    """
+    size, num_outputs = sums.linear.shape
+    B = jnp.eye(size, dtype=sums.linear.dtype) + sums.gram
+    mean, scale_tril = _from_natural(B, sums.linear)
+    belief = SharedBelief(mean.T, scale_tril)
+    log_det = -belief.log_determinant()[0]
+    quadratic = sums.squares - jnp.sum(sums.linear * mean)
+    trace = sums.variance - jnp.trace(sums.gram)
+    per_output = sums.log_precision - log_det - trace
+    return Collapsed(belief, 0.5 * (num_outputs * per_output - quadratic))
+
+
 def optimal_belief(
     A: Float[Array, "*Q M N"],
     residual: Float[Array, " N *P"],
@@ -170,7 +310,12 @@ def optimal_belief(
 
 
 def from_precision(precision: Float[Array, "M M"], linear: Float[Array, " M"]):
-    r"""The Gaussian with natural parameters: :math:`\Lambda` and :math:`\Lambda\mu`.
+    r"""The Gaussian with natural parameters: :math:`\Lambda` and :math:`\Lambda\mu`."""
+    return GaussianBelief(*_from_natural(precision, linear))
+
+
+def _from_natural(precision, linear):
+    r"""Mean and lower factor of the covariance; `linear` is `(M,)`, or `(M, P)`.
 
     The precision must be at least the identity, so no jitter is needed. Factorising it
     in reverse order gives :math:`\Lambda = U U^\top` with `U` upper triangular, hence a
@@ -179,7 +324,7 @@ def from_precision(precision: Float[Array, "M M"], linear: Float[Array, " M"]):
     U = jnp.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
     eye = jnp.eye(precision.shape[0], dtype=precision.dtype)
     scale_tril = solve_triangular(U, eye, lower=False).T
-    return GaussianBelief(scale_tril @ (scale_tril.T @ linear), scale_tril)
+    return scale_tril @ (scale_tril.T @ linear), scale_tril
 
 
 def collapsed_bound(

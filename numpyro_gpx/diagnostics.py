@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,35 @@ from numpyro_gpx.infer.data import observed_values
 from numpyro_gpx.infer.evaluate import pointwise, replicated_draws
 from numpyro_gpx.infer.threads import single_blas_thread
 
-__all__ = ["loo", "to_arviz"]
+__all__ = ["loo", "pairwise_distances", "to_arviz"]
+
+
+def pairwise_distances(site: str = "h", lengthscale: str | None = None) -> Callable:
+    r"""Distances between the latent inputs of all pairs of rows, as a summary.
+
+    Rotations and reflections leave them alone. With `lengthscale` they are in its
+    units, :math:`\sqrt{\sum_q (h_{nq} - h_{mq})^2/\ell_q^2}`, and may be compared
+    where the scale of the latent space is not known either.
+
+    Args:
+        site: The latent input, `(N, Q)`.
+        lengthscale: Name of the site of the lengthscales, `()` or `(Q,)`.
+
+    Returns:
+        A function of draws by site, `(S, ...)`, with values `(S, N (N - 1) / 2)`: for
+        `compare(..., summaries={"distance": ...})`, or for `fit.draws()`.
+    """
+
+    def distances(draws: dict) -> np.ndarray:
+        H = np.asarray(draws[site])
+        H = H[..., None] if H.ndim == 2 else H
+        if lengthscale is not None:
+            scales = np.asarray(draws[lengthscale]).reshape(len(H), 1, -1)
+            H = H / scales
+        first, second = np.triu_indices(H.shape[1], k=1)
+        return np.sqrt(np.sum((H[:, first] - H[:, second]) ** 2, axis=-1))
+
+    return distances
 
 
 def to_arviz(

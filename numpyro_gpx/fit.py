@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from numpyro import handlers
@@ -13,6 +14,7 @@ from numpyro import handlers
 from numpyro_gpx import checks
 from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
+from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.evaluate import (
     Problem,
     bound_estimates,
@@ -20,6 +22,7 @@ from numpyro_gpx.infer.evaluate import (
     parts_at,
     sites_at,
 )
+from numpyro_gpx.infer.importance import ImportanceWeighted
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.structure import Structure, abstract_trace, inspect_model
@@ -29,7 +32,7 @@ from numpyro_gpx.linalg import explicit_jitter
 from numpyro_gpx.prediction import Prediction
 from numpyro_gpx.rows import new_arguments, row_chunks
 
-__all__ = ["Estimate", "Fit", "engine_name", "kernel_params"]
+__all__ = ["Estimate", "Fit", "Moments", "engine_name", "kernel_params"]
 
 # Rows predicted at once.
 _CHUNK_ROWS = 1024
@@ -40,6 +43,13 @@ class Estimate(NamedTuple):
 
     value: float
     standard_error: float
+
+
+class Moments(NamedTuple):
+    """Posterior means and standard deviations, of the shape of a site."""
+
+    mean: np.ndarray
+    sd: np.ndarray
 
 
 class Fit:
@@ -58,6 +68,7 @@ class Fit:
         batch_size: Rows of a minibatch, if the fit used any.
         sample_stats: Per-draw records `(chains, draws)`, for ArviZ.
         structure: The model's sites, if they are known already.
+        loss: What a variational fit minimised; `gpx.infer.ELBO()` if left out.
     """
 
     def __init__(
@@ -75,6 +86,7 @@ class Fit:
         batch_size: int | None = None,
         sample_stats: dict | None = None,
         structure: Structure | None = None,
+        loss: ELBO | ImportanceWeighted | None = None,
     ):
         self.model = model
         self.args, self.kwargs = args, kwargs
@@ -87,7 +99,8 @@ class Fit:
         self.batch_size = batch_size
         self.sample_stats = sample_stats or {}
         self.structure = structure or inspect_model(model, args, kwargs)
-        self._components: dict[int | None, Any] = {}
+        self.loss = ELBO() if loss is None else loss
+        self._components: dict[tuple[int | None, bool], Any] = {}
         self._checked_shapes: set[str] = set()
 
     def __repr__(self) -> str:
@@ -117,6 +130,7 @@ class Fit:
             engine="svi", params=params, batch_size=batch_size,
             jitter=explicit_jitter(),
             info={} if losses is None else {"losses": losses},
+            loss=svi.loss if isinstance(svi.loss, ELBO | ImportanceWeighted) else None,
         )  # fmt: skip
 
     @classmethod
@@ -192,7 +206,7 @@ class Fit:
         return {name: x[:num_draws] for name, x in flat.items()}
 
     def predict(
-        self, *args, latent=False, site=None, num_components=None,
+        self, *args, latent=False, site=None, num_components=None, given=None,
         chunk_rows=_CHUNK_ROWS, **kwargs,
     ) -> Prediction:  # fmt: skip
         """Predict at new arguments of the model, targets left out.
@@ -201,27 +215,33 @@ class Fit:
         sites and noise are drawn from their prior.
 
         Args:
-            args: Arguments of the model, e.g. `X_test`.
+            args: Arguments of the model, e.g. `X_test`. A model without inputs takes
+                none, and `num_rows=`.
             latent: Predict the latent function instead of the targets.
             site: Observed site; may be left out if there is one.
             num_components: Posterior draws to average over.
+            given: Values of row-local sites, such as latent inputs, `(N, ...)` by name,
+                instead of draws from their prior.
             chunk_rows: Rows computed at once. Arrays with as many rows as the first
                 argument are cut, unless they had another number of rows than it in
                 training; `None` computes all rows in one piece.
             kwargs: Keyword arguments of the model.
         """
         problem = self.problem(site)
-        components = self._global_components(num_components)
         args, kwargs = new_arguments(self.model, args, kwargs)
         if kwargs.get("batch_size") is not None:
             raise ValueError("`predict` needs all rows; leave `batch_size` out.")
+        given = self._given(given, len(args[0]) if args else kwargs["num_rows"])
+        components = self._global_components(num_components, given)
         chunks, sizes = [], []
         self._check_shapes(args, kwargs)
-        pieces = row_chunks(args, kwargs, chunk_rows, (self.args, self.kwargs))
-        for i, ((rows, options), size) in enumerate(pieces):
+        train = (self.args, self.kwargs)
+        pieces = row_chunks(args, kwargs, chunk_rows, train, given)
+        for i, ((rows, options, values), size) in enumerate(pieces):
             key = jr.fold_in(self.key, i)
+            known = problem._replace(params={**problem.params, **values})
             with single_blas_thread():
-                fn = sites_at(problem, components, rows, options, key, latent=latent)
+                fn = sites_at(known, components, rows, options, key, latent=latent)
             chunks.append(fn)
             sizes.append(size)
         return Prediction(chunks, sizes, self.key)
@@ -239,6 +259,22 @@ class Fit:
             )  # fmt: skip
         shape = jax.eval_shape(lambda fn: jax.vmap(lambda f: f.mean)(fn), fn).shape
         return Prediction([fn], [shape[1]], self.key)
+
+    def latents(self, site: str | None = None) -> Moments:
+        """Posterior mean and standard deviation of the rows' latent inputs.
+
+        Args:
+            site: A site of the rows; may be left out if there is one.
+        """
+        names = self.structure.row_sites
+        if site is None and len(names) == 1:
+            (site,) = names
+        if site not in names:
+            raise ValueError(
+                f"`site` must be one of the rows' latent sites {list(names)}; got "
+                f"{site!r}."
+            )
+        return Moments(*map(np.asarray, self.posterior.moments(site)))
 
     def parts(self, *args, site=None, num_components=None, **kwargs):
         """Posterior of each summand of the latent function, by label.
@@ -293,13 +329,37 @@ class Fit:
     def elbo(self, num_particles: int = 200, *, key=None) -> Estimate:
         """Estimate the bound on the training data; NaN for samplers.
 
-        Uses minibatches of the fit's `batch_size` if it had one.
+        Uses minibatches of the fit's `batch_size` if it had one. Latent inputs are
+        drawn, so that it is a bound whatever their rule; a fit of the
+        importance-weighted bound reports that one.
         """
-        if not isinstance(self.posterior, GuidePosterior):
+        return self._estimate(self.loss.bound(), num_particles, key)
+
+    def objective(self, num_particles: int = 200, *, key=None) -> Estimate:
+        """What the fit maximised, on the training data; NaN for samplers.
+
+        Differs from `elbo` where latent inputs are integrated by a rule: with one of
+        low order it is no bound.
+        """
+        return self._estimate(self.loss, num_particles, key)
+
+    @property
+    def integrates_latents(self) -> bool:
+        """Whether latent inputs were integrated by a rule."""
+        posterior = self.posterior
+        return isinstance(posterior, GuidePosterior) and posterior.integrates_latents()
+
+    def _estimate(self, loss, num_particles, key) -> Estimate:
+        posterior = self.posterior
+        if not isinstance(posterior, GuidePosterior):
             return Estimate(float("nan"), float("nan"))
-        if self.posterior.deterministic_given_beliefs() and not (
-            self.batch_size or self.structure.noise
-        ):
+        by_rule = isinstance(loss, ELBO) and not loss.draw_latents
+        exact = (
+            posterior.deterministic_objective()
+            if by_rule
+            else posterior.deterministic_given_beliefs()
+        )
+        if exact and not (self.batch_size or self.structure.noise):
             num_particles = 1
         kwargs = dict(self.kwargs)
         if self.batch_size is not None:
@@ -308,8 +368,8 @@ class Fit:
         with single_blas_thread():
             values = np.asarray(
                 bound_estimates(
-                    self.model, self.posterior.guide, self.params, self.args, kwargs,
-                    self.jitter, jr.split(key, num_particles),
+                    self.model, posterior.guide, self.params, self.args, kwargs,
+                    self.jitter, jr.split(key, num_particles), loss,
                 )
             )  # fmt: skip
         error = 0.0
@@ -362,21 +422,37 @@ class Fit:
             abstract_trace(self.model, args, kwargs)
             self._checked_shapes.add(signature)
 
-    def _global_components(self, number):
-        components = self._all_components(number)
+    def _given(self, given, num_rows) -> dict:
+        """Values of row-local sites, checked."""
+        values = {name: jnp.asarray(x) for name, x in (given or {}).items()}
+        names = self.structure.row_sites
+        for name, x in values.items():
+            if name not in names:
+                raise ValueError(
+                    f"`given` must hold sites of the rows, {list(names)}; got {name!r}."
+                )
+            shape = (num_rows, *self.structure.latents[name].shape[1:])
+            if x.shape != shape:
+                raise ValueError(
+                    f"`given[{name!r}]` must have shape {shape}; got {x.shape}."
+                )
+            checks.finite(f"given[{name!r}]", x)
+        return values
+
+    def _global_components(self, number, given=()):
+        components = self._all_components(number, given)
         return {name: components[name] for name in self.structure.global_sites}
 
-    def _all_components(self, number):
-        if number not in self._components:
+    def _all_components(self, number, given=()):
+        # Noise and row-local sites are drawn once for each component.
+        drawn = set(self.structure.noise) | set(self.structure.row_sites)
+        random_rows = bool(drawn - set(given))
+        if (number, random_rows) not in self._components:
             with single_blas_thread():
-                # Noise and row-local sites are drawn once for each component.
-                random_rows = bool(self.structure.noise) or any(
-                    site.row_local for site in self.structure.latents.values()
-                )
-                self._components[number] = self.posterior.components(
+                self._components[number, random_rows] = self.posterior.components(
                     number, random_rows=random_rows
                 )
-        return self._components[number]
+        return self._components[number, random_rows]
 
 
 # Samplers without an accept step.

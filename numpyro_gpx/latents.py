@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from numpyro_gpx.cubature import gauss_hermite
+from numpyro_gpx.cubature.gauss_hermite import gauss_hermite
 from numpyro_gpx.linalg import safe_cholesky
 
 __all__ = [
@@ -86,6 +86,9 @@ class GaussianLatent(Latent):
             after other arithmetic.
         sites: Names of the GP sites involved; independence is read off them.
         cov_scale: Prior variance that `cov` was subtracted from, for its jitter.
+        shift: The known shift added to the sources; `None` for 0.
+        matched: Whether the rows are not Gaussian, as at uncertain inputs, and `mean`
+            and `var` are all that is known of them.
     """
 
     mean: Float[Array, " N *P"]
@@ -94,6 +97,8 @@ class GaussianLatent(Latent):
     sources: tuple[tuple[Any, Array], ...] = ()
     sites: frozenset = eqx.field(static=True, default=frozenset())
     cov_scale: Float[Array, ""] | None = None
+    shift: Array | None = None
+    matched: bool = eqx.field(static=True, default=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,8 +126,12 @@ class GaussianLatent(Latent):
             return other + self
         if not isinstance(other, GaussianLatent):
             mean, var = jnp.broadcast_arrays(self.mean + other, self.var)
-            return dataclasses.replace(self, mean=mean, var=var)
+            shift = other if self.shift is None else self.shift + other
+            shift = jnp.broadcast_to(shift, mean.shape)
+            return dataclasses.replace(self, mean=mean, var=var, shift=shift)
         sites = _independent(self, other, "added")
+        if self.matched:  # both may depend on the same input
+            _refuse_matched(other, "added")
         cov = cov_scale = None
         if self.cov is not None and other.cov is not None:
             cov = self.cov + other.cov
@@ -130,7 +139,11 @@ class GaussianLatent(Latent):
         known = self.sources and other.sources
         sources = self.sources + other.sources if known else ()
         mean, var = self.mean + other.mean, self.var + other.var
-        return GaussianLatent(mean, var, cov, sources, sites, cov_scale)
+        return GaussianLatent(
+            mean, var, cov, sources, sites, cov_scale,
+            shift=_sum_of_shifts(self.shift, other.shift, mean.shape),
+            matched=self.matched or other.matched,
+        )  # fmt: skip
 
     def __mul__(self, other):
         if isinstance(other, MixtureLatent):
@@ -143,7 +156,9 @@ class GaussianLatent(Latent):
             cov = factor**2 * self.cov
             cov_scale = None if self.cov_scale is None else factor**2 * self.cov_scale
         mean, var = factor * self.mean, factor**2 * self.var
-        return GaussianLatent(mean, var, cov, (), self.sites, cov_scale)
+        return GaussianLatent(
+            mean, var, cov, (), self.sites, cov_scale, matched=self.matched
+        )
 
 
 class MixtureLatent(Latent):
@@ -263,6 +278,7 @@ def stack(*latents) -> GaussianLatent:
         jnp.concatenate([columns(one.mean) for one in parts], axis=1),
         jnp.concatenate([columns(one.var) for one in parts], axis=1),
         sites=sites,
+        matched=any(one.matched for one in parts),
     )
 
 
@@ -270,7 +286,26 @@ def _sum_of_scales(first, second):
     return None if first is None or second is None else first + second
 
 
+def _refuse_matched(latent, verb):
+    if latent.matched:
+        raise ValueError(
+            f"Latents at uncertain inputs cannot be {verb}: only the mean and variance "
+            "of each are known. Use a rule with points, such as "
+            "`gpx.cubature.Unscented()`, or put the sum into the kernel."
+        )
+
+
+def _sum_of_shifts(first, second, shape):
+    if first is None and second is None:
+        return None
+    zero = jnp.zeros(())
+    parts = (zero if shift is None else shift for shift in (first, second))
+    return jnp.broadcast_to(sum(parts), shape)
+
+
 def _as_mixture(latent):
+    if isinstance(latent, GaussianLatent):
+        _refuse_matched(latent, "multiplied")
     log_weights, means, variances = latent.components()
     return MixtureLatent(log_weights, means, variances, latent.sites)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from numpyro_gpx import checks
-from numpyro_gpx.infer.data import as_arrays, inputs_first
+from numpyro_gpx.infer.data import as_arrays, inputs_first, takes_inputs
 from numpyro_gpx.infer.structure import abstract_trace
 
 __all__ = ["new_arguments", "predictive", "row_chunks"]
@@ -54,8 +54,20 @@ def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> C
 
 
 def new_arguments(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Arguments for a new call of the model, as arrays; the inputs come first."""
+    """Arguments for a new call of the model, as arrays; the inputs come first.
+
+    A model without inputs takes the number of rows by name.
+    """
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
+    if not takes_inputs(model):
+        if args or kwargs.get("num_rows") is None:
+            raise ValueError(
+                "The model has no inputs: pass the number of new rows alone, as in "
+                "`fit.predict(num_rows=10)`; for the latent inputs of new data use "
+                "`gpx.project(fit, y)`."
+            )
+        checks.at_least("num_rows", kwargs["num_rows"], 1)
+        return args, kwargs
     if not args or np.ndim(args[0]) == 0:
         raise ValueError(
             "Pass the model's arguments, inputs first, as in `fit.predict(X_test)`."
@@ -69,9 +81,13 @@ def new_arguments(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, di
 
 
 def row_chunks(
-    args: tuple, kwargs: dict, chunk_rows: int | None, train: tuple[tuple, dict]
+    args: tuple,
+    kwargs: dict,
+    chunk_rows: int | None,
+    train: tuple[tuple, dict],
+    given: dict,
 ) -> Iterator:
-    """Cut arguments along rows; yield `((args, kwargs), number of rows)`.
+    """Cut arguments along rows; yield `((args, kwargs, given), number of rows)`.
 
     Inputs are padded to a multiple of `chunk_rows` (small ones to a power of two), so
     that calls with other numbers of rows reuse the compiled code.
@@ -81,10 +97,11 @@ def row_chunks(
         kwargs: New keyword arguments.
         chunk_rows: Rows of a chunk; `None` for all of them in one piece.
         train: Training arguments: what did not follow their rows does not follow these.
+        given: Values of the rows' own sites.
     """
-    num_rows = np.shape(args[0])[0]
+    num_rows = np.shape(args[0])[0] if args else kwargs["num_rows"]
     if chunk_rows is None:
-        yield (args, kwargs), num_rows
+        yield (args, kwargs, given), num_rows
         return
     num_train = np.shape(train[0][0])[0] if train[0] else None
 
@@ -110,7 +127,11 @@ def row_chunks(
     for start in range(0, num_rows, size):
         index = np.minimum(np.arange(start, start + size), num_rows - 1)
         take = functools.partial(_take, index=index)
-        yield jax.tree.map(take, (args, kwargs), cuts), min(size, num_rows - start)
+        rows, options = jax.tree.map(take, (args, kwargs), cuts)
+        if not args:
+            options = {**options, "num_rows": size}
+        values = {name: x[index] for name, x in given.items()}
+        yield (rows, options, values), min(size, num_rows - start)
 
 
 def _take(x, cut, index):

@@ -20,14 +20,15 @@ from numpyro.primitives import Messenger
 
 from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief
-from numpyro_gpx.conditionals import SparsePrior, conditional
+from numpyro_gpx.conditionals import SparsePrior, conditional, expected_conditional
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
 from numpyro_gpx.functions import current_function_key
 from numpyro_gpx.inducing import Inducing
 from numpyro_gpx.kernels import Kernel
 from numpyro_gpx.latents import GaussianLatent, Latent, as_latent, known_function
-from numpyro_gpx.likelihoods import Likelihood
+from numpyro_gpx.likelihoods import Gaussian, Likelihood
 from numpyro_gpx.means import Mean, Zero
+from numpyro_gpx.uncertain import InputBelief
 
 __all__ = ["GP", "exact", "gp", "observe", "propagate"]
 
@@ -57,18 +58,36 @@ class GP(eqx.Module):
         return self.value if self.whiten else self.prior.whiten(self.value)
 
     def __call__(
-        self, X: Float[Array, "N D"], *, full_cov: bool = False
+        self, X: Float[Array, "N D"] | InputBelief, *, full_cov: bool = False
     ) -> GaussianLatent:
-        """Marginals `(N,)` or `(N, P)` of the function at the rows of `X`."""
+        """Marginals `(N,)` or `(N, P)` of the function at the rows of `X`.
+
+        Where the rows are Gaussian (`gpx.uncertain.InputBelief`), mean and variance
+        over both.
+        """
+        if isinstance(X, InputBelief):
+            return self._at_belief(X, full_cov)
         X = checks.inputs("X", X)
         key = current_function_key(self.name)
         if key is not None:
             joint = conditional(self.prior, X, self.whitened, full_cov=True)
             return known_function(joint.sample(key))
         latent = conditional(self.prior, X, self.whitened, full_cov=full_cov)
-        return dataclasses.replace(
-            latent, sources=((self, X),), sites=frozenset([self.name])
-        )
+        return self._signed(latent, X)
+
+    def _at_belief(self, X, full_cov):
+        if full_cov or current_function_key(self.name) is not None:
+            raise ValueError(
+                f"`{self.name}` at uncertain inputs has no joint distribution of its "
+                "rows; leave `full_cov` out, or call it at known inputs."
+            )
+        latent = expected_conditional(self.prior, X, self.whitened)
+        return self._signed(latent, X)
+
+    def _signed(self, latent, X):
+        """The latent with its origin written on it."""
+        sites = frozenset([self.name])
+        return dataclasses.replace(latent, sources=((self, X),), sites=sites)
 
     def part(self, index: int, X, *, full_cov: bool = False) -> GaussianLatent:
         """Marginals of one summand of the kernel (without the mean function).
@@ -144,6 +163,17 @@ def gp(
     return GP(name, prior, value, whiten)
 
 
+def _check_matched(name, latent, likelihood):
+    matched = isinstance(latent, GaussianLatent) and latent.matched
+    if matched and not (isinstance(likelihood, Gaussian) and likelihood.is_conjugate):
+        raise ValueError(
+            f"At uncertain inputs only the mean and variance of the latent function at "
+            f"site `{name}` are known, which suffice for a Gaussian likelihood with "
+            f"the identity as link; got {type(likelihood).__name__}. Use a rule with "
+            "points, such as `gpx.cubature.Unscented()`."
+        )
+
+
 class _NameSeen(Messenger):
     """Learns what a site is called once `scope` and the like have renamed it."""
 
@@ -197,6 +227,7 @@ def observe(
     checks.instance("likelihood", likelihood, Likelihood, "of gpx.likelihoods")
     f = as_latent(latent)
     checks.latents(name, f.shape, likelihood)
+    _check_matched(name, f, likelihood)
     if offset is not None:
         # One number for the mean and the noise of a row would make no sense.
         spread = likelihood.latent_ndim == 0

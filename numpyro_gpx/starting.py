@@ -5,11 +5,12 @@ data: all covariances are 0 or all are the variance. A start on the scale of the
 costs no tuning and follows the data's units.
 """
 
-__all__ = ["lengthscale"]
+__all__ = ["lengthscale", "pca"]
 
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from numpyro_gpx import checks
 
@@ -64,6 +65,44 @@ def lengthscale(
     )
     varies = np.ptp(rows, axis=0) > 0  # (D,)
     return np.where(varies, np.sqrt(np.sum(varies)) * scales, 1.0).astype(rows.dtype)
+
+
+def pca(Y: Float[ArrayLike, "N P"], num_dims: int) -> Float[Array, "N Q"]:
+    """The leading principal components of the rows, each with variance 1.
+
+    Where latent inputs start. The sign of a component is such that its largest loading
+    is positive.
+
+    Args:
+        Y: Observations `(N, P)`; NaN is filled with the mean of its column.
+        num_dims: Number of components Q, at most `min(N, P)`.
+
+    Returns:
+        Scores `(N, Q)`, with mean 0 and standard deviation 1.
+    """
+    Y = jnp.asarray(Y)
+    if Y.ndim != 2 or not 1 <= num_dims <= min(Y.shape):
+        raise ValueError(
+            f"`num_dims` must lie between 1 and the smaller side of `Y` (N, P); got "
+            f"{num_dims} for shape {Y.shape}."
+        )
+    if not jnp.issubdtype(Y.dtype, jnp.floating):
+        Y = Y.astype(jnp.result_type(float))
+    centred = Y - jnp.nanmean(Y, axis=0)
+    centred = jnp.where(jnp.isnan(centred), 0.0, centred)
+    tall = Y.shape[0] >= Y.shape[1]
+    gram = centred.T @ centred if tall else centred @ centred.T
+    _, vectors = jnp.linalg.eigh(gram)
+    leading = vectors[:, ::-1][:, :num_dims]
+    scores = centred @ leading if tall else leading
+    loadings = leading if tall else centred.T @ leading  # (P, Q)
+    largest = jnp.argmax(jnp.abs(loadings), axis=0)
+    signs = jnp.sign(loadings[largest, jnp.arange(num_dims)])
+    scores = scores * jnp.where(signs == 0.0, 1.0, signs)
+    spread = jnp.std(scores, axis=0)
+    # Components without variance carry nothing but rounding errors.
+    tiny = jnp.finfo(Y.dtype).eps * jnp.max(spread)
+    return jnp.where(spread > tiny, scores / jnp.maximum(spread, tiny), 0.0)
 
 
 def _median_of_positive(distances: np.ndarray) -> float:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx import guides
+from numpyro_gpx import guides, infer
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
 from numpyro_gpx.infer.structure import inspect_model
@@ -38,6 +38,7 @@ def save_fit(fit: Fit, path) -> None:
         "batch_size": fit.batch_size,
         "args": [_store(arrays, f"args/{i}", x) for i, x in enumerate(fit.args)],
         "kwargs": {n: _store(arrays, f"kwargs/{n}", x) for n, x in fit.kwargs.items()},
+        "loss": {"name": type(fit.loss).__name__, "config": fit.loss.config},
         "params": _store_all(arrays, "params", fit.params),
         "sample_stats": _store_all(arrays, "sample_stats", fit.sample_stats),
         "info": {n: _store(arrays, f"info/{n}", x) for n, x in fit.info.items()},
@@ -95,6 +96,7 @@ def load_fit(path, model) -> Fit:
         jitter=record["jitter"], batch_size=record["batch_size"],
         info={n: _restore(arrays, x) for n, x in record["info"].items()},
         sample_stats={n: arrays[x] for n, x in record["sample_stats"].items()},
+        loss=getattr(infer, record["loss"]["name"])(**record["loss"]["config"]),
     )  # fmt: skip
 
 
@@ -105,13 +107,14 @@ def _shapes(structure) -> dict[str, list[int]]:
 
 def _can_be_rebuilt(guide) -> bool:
     known = type(guide).__name__ in guides.__all__
-    return known and isinstance(guide, guides.GaussianGuide)
+    ours = known and isinstance(guide, guides.GaussianGuide)
+    return ours and guide.can_be_rebuilt
 
 
 def _posterior(record, arrays, model, args, kwargs, params):
     if "guide" in record:
         kind = getattr(guides, record["guide"]["name"])
-        guide = kind(model, **record["guide"]["config"])
+        guide = kind.rebuild(model, record["guide"]["config"])
         guide.setup(*args, **kwargs)
         key = jr.wrap_key_data(jnp.asarray(arrays["guide_key"]))
         return GuidePosterior(

@@ -10,7 +10,17 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 @pytest.mark.parametrize(
-    "name", ["counts", "heteroscedastic", "learnt_link", "multiclass"]
+    "name",
+    [
+        "counts",
+        "freyface",
+        "free_simulation",
+        "gplvm",
+        "heteroscedastic",
+        "latent_regression",
+        "learnt_link",
+        "multiclass",
+    ],
 )
 def test_an_example_draws_its_figure(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))

@@ -192,7 +192,7 @@ def test_row_local_sites_start_where_they_are_told_under_minibatches():
 
 def test_plates_are_subsampled_independently():
     plates = {"a": Plate(50, 20), "b": Plate(50, 20)}
-    structure = Structure({}, {}, (), (), plates)
+    structure = Structure({}, {}, (), (), plates, {})
     batch = draw_batch(jr.key(0), structure)
     assert not np.array_equal(batch["a"], batch["b"])
 

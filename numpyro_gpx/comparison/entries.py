@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from numpyro_gpx.fit import Fit
@@ -12,7 +14,9 @@ __all__ = ["entry_labels", "scalar_entries"]
 _MAX_SUMMARISED = 500
 
 
-def scalar_entries(fit: Fit, num_draws: int = 1000) -> dict[str, dict[str, np.ndarray]]:
+def scalar_entries(
+    fit: Fit, num_draws: int = 1000, summaries: dict[str, Callable] | None = None
+) -> dict[str, dict[str, np.ndarray]]:
     """Draws of each scalar, `(chains, draws)`, by site and label.
 
     The labels of a site's entries are `lengthscale[0]`, `lengthscale[1]`, ...; a scalar
@@ -21,9 +25,14 @@ def scalar_entries(fit: Fit, num_draws: int = 1000) -> dict[str, dict[str, np.nd
     Args:
         fit: The fit.
         num_draws: Draws of a variational fit; of a sampler all are used.
+        summaries: Functions of the draws by name, in the place of the rows' own sites.
     """
     chains = fit.chains(None if fit.is_mcmc else num_draws)
-    return {name: _entries(name, chains[name]) for name in fit.structure.latents}
+    names = fit.structure.global_sites if summaries else tuple(fit.structure.latents)
+    found = {name: _entries(name, chains[name]) for name in names}
+    for name, summary in (summaries or {}).items():
+        found[name] = _entries(name, _summarised(name, summary, chains))
+    return found
 
 
 def entry_labels(name: str, shape: tuple[int, ...]) -> list[str]:
@@ -32,6 +41,19 @@ def entry_labels(name: str, shape: tuple[int, ...]) -> list[str]:
         return [name]
     places = zip(*np.unravel_index(_kept(shape), shape), strict=True)
     return [f"{name}[{','.join(map(str, place))}]" for place in places]
+
+
+def _summarised(name, summary, chains):
+    """A summary of draws, `(chains, draws, K)`."""
+    num_chains, length = next(iter(chains.values())).shape[:2]
+    flat = {n: x.reshape(-1, *x.shape[2:]) for n, x in chains.items()}
+    values = np.asarray(summary(flat))
+    if values.shape[:1] != (num_chains * length,):
+        raise ValueError(
+            f"`summaries[{name!r}]` must return one row a draw, "
+            f"({num_chains * length}, ...); got shape {values.shape}."
+        )
+    return values.reshape(num_chains, length, *values.shape[1:])
 
 
 def _kept(shape):

@@ -55,6 +55,16 @@ def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
                 f"{name}: no distances for {', '.join(unmatched)}, which {reference} "
                 "does not have in the same shape."
             )
+    raw = dict.fromkeys(
+        s for name, fit in fits.items() for s in fit.structure.row_sites
+        if s in entries[name]
+    )  # fmt: skip
+    if raw:
+        notes.append(
+            f"Latent inputs ({', '.join(raw)}) are known up to symmetries at best: "
+            "compare what does not depend on them, such as "
+            "`summaries={'distance': gpx.pairwise_distances('h')}`."
+        )
     unfinished = [n for n, f in fits.items() if not f.info.get("converged", True)]
     if unfinished:
         notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,18 +83,23 @@ def compare(
     reference: str | None = None,
     site: str | None = None,
     num_draws: int = 1000,
+    summaries: dict[str, Callable] | None = None,
 ) -> Comparison:
     """Lay fits side by side: posterior marginals, and predictions of test rows.
 
     Args:
         fits: Fits by name.
         X_test: Test inputs, or a tuple of all the model's arguments without targets,
-            such as `(X_test, exposure_test)`; they are passed to `fit.predict`.
+            such as `(X_test, exposure_test)`; they are passed to `fit.predict`. `None`
+            for models without inputs.
         y_test: Test targets `(N,)` or `(N, P)`.
         reference: Name of the fit that distances refer to; by default the first that
             samples its target exactly in the limit (NUTS), else the first.
         site: Observed site; may be left out if the models have one.
         num_draws: Draws taken from variational fits; of samplers all are used.
+        summaries: Functions of draws by site, `(S, ...)`, that return `(S, K)`, by
+            name. They are compared in the place of latent inputs, which are known up to
+            rotations and signs at best: `{"distance": gpx.pairwise_distances("h")}`.
 
     Returns:
         Tables (`.sites`, `.fits`) that print as text; `.plot()` for a figure.
@@ -102,9 +108,13 @@ def compare(
         Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021) for ESS and R-hat.
     """
     _check_fits(fits, reference)
-    args = X_test if isinstance(X_test, tuple) else (X_test,)
     y = np.asarray(y_test)
-    _check_rows(args, y)
+    if X_test is None:
+        new = (), {"num_rows": len(y)}
+    else:
+        new = (X_test if isinstance(X_test, tuple) else (X_test,)), {}
+        _check_rows(new[0], y)
+    _check_targets(y)
     name = _default_reference(fits) if reference is None else reference
     binary = all(is_binary(fit, site) for fit in fits.values())
     if binary and not np.isin(y, (0, 1)).all():
@@ -112,9 +122,11 @@ def compare(
             "`y_test` must hold the labels 0 and 1 of a binary likelihood; got "
             f"{np.unique(y)[:5].tolist()}."
         )
-    entries = {label: scalar_entries(fit, num_draws) for label, fit in fits.items()}
+    entries = {
+        label: scalar_entries(fit, num_draws, summaries) for label, fit in fits.items()
+    }
     sites = site_table(fits, entries, name)
-    scores = score_table(fits, args, y, name, site, binary)
+    scores = score_table(fits, new, y, name, site, binary)
     notes = notes_for(fits, entries, sites, name, site)
     return Comparison(sites, scores, name, notes, dict(fits), y.shape[0])
 
@@ -158,5 +170,8 @@ def _check_rows(args, y):
         )
     if rows == 0:
         raise ValueError("`X_test` has no rows; pass at least one.")
+
+
+def _check_targets(y):
     if not np.isfinite(y.astype(float)).all():
         raise ValueError("`y_test` must be finite; drop the rows with NaN or inf.")

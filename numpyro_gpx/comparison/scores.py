@@ -11,15 +11,20 @@ __all__ = ["NUM_BINS", "score_table"]
 
 # Bins of the expected calibration error.
 NUM_BINS = 10
+# Draws of latent inputs that predictions average over.
+_NUM_PRIOR_DRAWS = 1000
 
 
-def score_table(fits, args, y, reference, site, binary):
+def score_table(fits, new, y, reference, site, binary):
     """Scores of the test rows, ELBO and seconds; see `Comparison.fits`."""
     import pandas as pd
 
     scores = {}
+    args, kwargs = new
     for label, fit in fits.items():
-        prediction = fit.predict(*args, site=site)
+        # Latent inputs are drawn from their prior, which takes more than a few draws.
+        number = _NUM_PRIOR_DRAWS if fit.structure.row_sites else None
+        prediction = fit.predict(*args, site=site, num_components=number, **kwargs)
         if y.shape != prediction.mean.shape:
             raise ValueError(
                 f"`y_test` must have the shape {prediction.mean.shape} of the "

@@ -27,11 +27,13 @@ def site_table(fits, entries, reference):
             label: {entry: _Marginal.of(fits[label], x) for entry, x in group.items()}
             for label, group in ((n, g[site]) for n, g in entries.items() if site in g)
         }
-        long = any(_summarised(fits[label], site) for label in marginals)
+        long = any(
+            _summarised(fits[label], site, marginals[label]) for label in marginals
+        )
         for label, group in marginals.items():
             table = _rows(group, marginals.get(reference, {}))
             if long:
-                table = _summary(site, table, fits[label].structure.latents[site].shape)
+                table = _summary(site, table, _size(fits[label], site, group))
             for entry, row in table.items():
                 rows.setdefault(entry, {})[label] = row
     flat = {
@@ -41,9 +43,16 @@ def site_table(fits, entries, reference):
     return pd.DataFrame(list(flat.values()), index=index)
 
 
-def _summarised(fit, site):
-    latent = fit.structure.latents[site]
-    return latent.is_gp or int(np.prod(latent.shape)) > _MAX_LISTED
+def _summarised(fit, site, entries):
+    latent = fit.structure.latents.get(site)
+    is_gp = latent is not None and latent.is_gp
+    return is_gp or _size(fit, site, entries) > _MAX_LISTED
+
+
+def _size(fit, site, entries):
+    """Number of entries of a site, of which long ones show some; or of a summary."""
+    latent = fit.structure.latents.get(site)
+    return len(entries) if latent is None else int(np.prod(latent.shape))
 
 
 class _Marginal(NamedTuple):
@@ -98,9 +107,9 @@ def _rows(marginals, reference):
     return table
 
 
-def _summary(site, table, shape):
+def _summary(site, table, total):
     """Two rows for a long site: the mean over its entries, and the worst of them."""
-    number, total = len(table), int(np.prod(shape))
+    number = len(table)
     of = f"{number}" if number == total else f"{number} of {total}"
     columns = {
         name: np.array([row[name] for row in table.values()])

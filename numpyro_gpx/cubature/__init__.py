@@ -7,9 +7,25 @@ from numpyro_gpx.cubature.gauss_hermite import (
     nodes,
     peak,
 )
+from numpyro_gpx.cubature.rules import (
+    Analytic,
+    GaussHermite,
+    MonteCarlo,
+    Nodes,
+    Rule,
+    SphericalRadial,
+    Unscented,
+)
 from numpyro_gpx.cubature.tensor import tensor_nodes
 
 __all__ = [
+    "Analytic",
+    "GaussHermite",
+    "MonteCarlo",
+    "Nodes",
+    "Rule",
+    "SphericalRadial",
+    "Unscented",
     "expectation",
     "gauss_hermite",
     "log_expectation_exp",

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from numpyro_gpx.linalg import positive
 
 
-class Rule(NamedTuple):
+class HermiteNodes(NamedTuple):
     """Nodes and weights for `N(0, 1)`, both `(K,)`; the weights sum to 1."""
 
     nodes: np.ndarray
@@ -23,7 +23,7 @@ class Rule(NamedTuple):
 
 
 @functools.cache
-def gauss_hermite(num_nodes: int) -> Rule:
+def gauss_hermite(num_nodes: int) -> HermiteNodes:
     """Nodes and weights that integrate polynomials under `N(0, 1)`.
 
     Exact up to degree `2 num_nodes - 1`.
@@ -40,7 +40,7 @@ def gauss_hermite(num_nodes: int) -> Rule:
     weights = weights / np.sum(weights)
     # Shared by every caller through the cache, so nobody may write to them.
     nodes.flags.writeable = weights.flags.writeable = False
-    return Rule(nodes, weights)
+    return HermiteNodes(nodes, weights)
 
 
 def expectation(

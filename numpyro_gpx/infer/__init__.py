@@ -2,6 +2,7 @@
 
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
 from numpyro_gpx.infer.elbo import ELBO
+from numpyro_gpx.infer.importance import ImportanceWeighted
 from numpyro_gpx.infer.sampling import fit_mcmc, fit_nuts, fit_sghmc
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.target import Target
@@ -9,6 +10,7 @@ from numpyro_gpx.infer.variational import fit_lbfgs, fit_svi
 
 __all__ = [
     "ELBO",
+    "ImportanceWeighted",
     "SGHMC",
     "Blackjax",
     "Target",

@@ -30,7 +30,18 @@ __all__ = [
     "check_slopes",
     "inputs_first",
     "observed_values",
+    "takes_inputs",
 ]
+
+
+def takes_inputs(model) -> bool:
+    """Whether the model's first argument is the inputs, as it is by convention.
+
+    A first argument that may be left out, as in `model(y=None)`, is the targets: such a
+    model has latent inputs only.
+    """
+    first = next(iter(inspect.signature(model).parameters.values()), None)
+    return first is not None and first.default is first.empty
 
 
 def inputs_first(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -81,9 +92,8 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
     Raises:
         ValueError: With the argument or site, what came and what was expected.
     """
-    if args and eqx.is_array(args[0]):
-        # The first argument is the inputs by convention; they have no mask.
-        checks.finite("X", args[0])
+    if args and eqx.is_array(args[0]) and takes_inputs(model):
+        checks.finite("X", args[0])  # unlike targets, inputs have no mask
     _check_rows(args)
     trace, values = _observed(model, args, kwargs)
     if not values:

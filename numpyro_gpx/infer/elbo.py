@@ -7,7 +7,8 @@ For a guide that marks sites with a Gaussian belief :math:`q(v \mid \theta)`,
     + \log p(\theta) - \log q(\theta)\Big]
 
 with both inner terms in closed form (tutorial eq. 59, 67): the estimate has no noise
-from `v`.
+from `v`. Latent inputs are integrated by cubature over the model: it is evaluated at
+each point set of the guide's rule and the expected log likelihoods are averaged.
 """
 
 from __future__ import annotations
@@ -20,29 +21,53 @@ from jaxtyping import Array
 from numpyro import handlers
 
 from numpyro_gpx.beliefs import kl_to_prior
+from numpyro_gpx.infer.latent_site import LatentInput
 
-__all__ = ["ELBO"]
+__all__ = [
+    "ELBO",
+    "check_match",
+    "counts",
+    "marked",
+    "run_traced",
+    "scaled",
+    "with_values",
+]
 
 
 class ELBO(numpyro.infer.elbo.ELBO):
     """Loss for `numpyro.infer.SVI`: the negative bound, for any guide.
 
     Sites that the guide marks with a belief (`infer={"belief": ...}`) are integrated;
-    all others are reparameterised draws. Noise between layers (`gpx.propagate`) is
-    drawn afresh and left out of the sum.
+    latent inputs (`infer={"latent": ...}`) by their rule; all others are
+    reparameterised draws. Noise between layers (`gpx.propagate`) is drawn afresh and
+    left out of the sum.
+
+    With a rule of low order this is an objective, not a bound.
 
     Args:
         num_particles: Draws of the guide that the estimate averages over.
+        draw_latents: Whether to draw latent inputs instead of using their rule: the
+            estimate is then unbiased for the bound, whatever the rule.
     """
 
-    def __init__(self, num_particles: int = 1):
+    def __init__(self, num_particles: int = 1, *, draw_latents: bool = False):
         super().__init__(num_particles=num_particles)
+        self.draw_latents = draw_latents
+
+    @property
+    def config(self) -> dict:
+        """Constructor arguments that a saved fit needs to rebuild it."""
+        return {"num_particles": self.num_particles}
+
+    def bound(self) -> ELBO:
+        """The loss whose expectation is a bound, whatever the rule."""
+        return ELBO(draw_latents=True)
 
     def loss_with_mutable_state(
         self, rng_key, param_map, model, guide, *args, **kwargs
     ):
         def particle(key):
-            return _single_elbo(key, param_map, model, guide, args, kwargs)
+            return self._single(key, param_map, model, guide, args, kwargs)
 
         if self.num_particles == 1:
             elbo = particle(rng_key)
@@ -50,60 +75,105 @@ class ELBO(numpyro.infer.elbo.ELBO):
             elbo = jnp.mean(jax.vmap(particle)(jr.split(rng_key, self.num_particles)))
         return {"loss": -elbo, "mutable_state": None}
 
+    def _single(self, key, params, model, guide, args, kwargs) -> Array:
+        key_guide, key_model = jr.split(key)
+        guide_trace = run_traced(guide, key_guide, params, args, kwargs)
+        latents = marked(guide_trace, "latent")
+        collapsed = {} if self.draw_latents else _collapsed(guide_trace)
+        closed: set[str] = set()  # latent inputs whose divergence is known
 
-def _single_elbo(key, params, model, guide, args, kwargs) -> Array:
-    key_guide, key_model = jr.split(key)
-    guide_trace = _trace(handlers.seed(guide, key_guide), params, args, kwargs)
-    replayed = handlers.replay(handlers.seed(model, key_model), _believing(guide_trace))
-    model_trace = _trace(replayed, params, args, kwargs)
-    _check_match(model_trace, guide_trace)
-    elbo = jnp.zeros(())
-    for name, site in model_trace.items():
-        if site["type"] != "sample" or site["infer"].get("noise"):
-            continue
-        belief = _belief(guide_trace.get(name))
-        if belief is None:
-            term = _log_prob(site)
-        else:
-            term = -_scaled(site, kl_to_prior(belief, site["fn"]))
-        elbo = elbo + term
-    for site in guide_trace.values():
-        if site["type"] == "sample" and _belief(site) is None:
-            elbo = elbo - _log_prob(site)
-    return elbo
+        def model_terms(values):
+            values = {**marked(guide_trace, "belief"), **values}
+            replayed = handlers.replay(model, with_values(guide_trace, values))
+            trace = run_traced(replayed, key_model, params, args, kwargs)
+            check_match(trace, guide_trace)
+            closed.update(
+                n for n in latents if latents[n].has_closed_kl(trace[n]["fn"])
+            )
+            return {
+                name: _model_term(site, guide_trace.get(name), name in closed)
+                for name, site in trace.items()
+                if counts(site) and name not in collapsed
+            }
 
-
-def _trace(fn, params, args, kwargs):
-    return handlers.trace(handlers.substitute(fn, data=params)).get_trace(
-        *args, **kwargs
-    )
-
-
-def _believing(guide_trace):
-    """The guide's trace with beliefs in the place of the draws they stand for."""
-    replaced = dict(guide_trace)
-    for name, site in guide_trace.items():
-        belief = _belief(site)
-        if belief is not None:
-            replaced[name] = {**site, "value": belief}
-    return replaced
+        terms = _average(model_terms, {} if self.draw_latents else latents)
+        elbo = sum(terms.values(), start=jnp.zeros(()))
+        for name, site in guide_trace.items():
+            if site["type"] == "sample" and "belief" not in site["infer"]:
+                if name not in closed:
+                    elbo = elbo - _guide_term(site, self.draw_latents)
+        return elbo + sum(collapsed.values())
 
 
-def _belief(site):
-    if site is None or site["type"] != "sample":
-        return None
-    return site["infer"].get("belief")
+def _average(terms, latents: dict[str, LatentInput]):
+    """`terms` at the beliefs about latent inputs, or averaged over their points."""
+    points = {n: latent.points for n, latent in latents.items()}
+    if not latents or None in points.values():
+        return terms({name: latent.belief for name, latent in latents.items()})
+    weights = next(iter(latents.values())).weights
+    return {name: weights @ x for name, x in jax.vmap(terms)(points).items()}
 
 
-def _log_prob(site):
-    return _scaled(site, jnp.sum(site["fn"].log_prob(site["value"])))
+def _model_term(site, guide_site, closed):
+    mark = {} if guide_site is None else guide_site["infer"]
+    if "belief" in mark:
+        return -scaled(site, kl_to_prior(mark["belief"], site["fn"]))
+    if closed:
+        return -scaled(site, mark["latent"].kl(site["fn"]))
+    return scaled(site, jnp.sum(site["fn"].log_prob(site["value"])))
 
 
-def _scaled(site, term):
+def _guide_term(site, draw_latents):
+    latent = site["infer"].get("latent")
+    if latent is None or draw_latents:
+        return scaled(site, jnp.sum(site["fn"].log_prob(site["value"])))
+    log_q = jax.vmap(site["fn"].log_prob)(latent.points)  # (S, N)
+    return scaled(site, latent.weights @ jnp.sum(log_q, axis=-1))
+
+
+def _collapsed(guide_trace):
+    """Bounds that the guide has worked out, in the place of two sites' terms each."""
+    terms = {}
+    for name, (observed, value) in marked(guide_trace, "collapsed").items():
+        terms[name] = value
+        terms[observed] = 0.0
+    return terms
+
+
+def run_traced(fn, key, params, args, kwargs):
+    """Trace `fn` with its parameters substituted."""
+    seeded = handlers.substitute(handlers.seed(fn, key), data=params)
+    return handlers.trace(seeded).get_trace(*args, **kwargs)
+
+
+def marked(trace, mark: str) -> dict:
+    """What the sites with this mark in their `infer` dictionary carry there."""
+    return {
+        name: site["infer"][mark]
+        for name, site in trace.items()
+        if site["type"] == "sample" and mark in site["infer"]
+    }
+
+
+def with_values(trace, values: dict):
+    """The trace with other values at some sites."""
+    return {
+        name: {**site, "value": values[name]} if name in values else site
+        for name, site in trace.items()
+    }
+
+
+def counts(site) -> bool:
+    """Whether a site of the model has a term in the sum."""
+    return site["type"] == "sample" and not site["infer"].get("noise")
+
+
+def scaled(site, term):
+    """`term` times the factor of the plates around the site."""
     return term if site["scale"] is None else site["scale"] * term
 
 
-def _check_match(model_trace, guide_trace):
+def check_match(model_trace, guide_trace) -> None:
     """Raise, naming them, if sites are in the model or the guide only."""
     observed = sorted(
         name
@@ -118,9 +188,7 @@ def _check_match(model_trace, guide_trace):
     in_model = {
         name
         for name, site in model_trace.items()
-        if site["type"] == "sample"
-        and not site["is_observed"]
-        and not site["infer"].get("noise")
+        if counts(site) and not site["is_observed"]
     }
     in_guide = {
         name

@@ -16,7 +16,6 @@ import numpyro.distributions as dist
 
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
 from numpyro_gpx.functions import drawing_functions
-from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.structure import inspect_model
 from numpyro_gpx.infer.target import draw_batch, log_terms, trace_model
 from numpyro_gpx.latents import GaussianLatent, MixtureLatent
@@ -165,7 +164,7 @@ def pointwise(problem: Problem, draws, key) -> Pointwise:
 
 
 @eqx.filter_jit
-def bound_estimates(model, guide, params, args, kwargs, relative_jitter, keys):
+def bound_estimates(model, guide, params, args, kwargs, relative_jitter, keys, loss):
     """One estimate of the bound for each key, on a fresh minibatch if there are any."""
     structure = inspect_model(model, args, kwargs)
 
@@ -173,7 +172,7 @@ def bound_estimates(model, guide, params, args, kwargs, relative_jitter, keys):
         key_batch, key_loss = jr.split(key)
         data = {**params, **draw_batch(key_batch, structure)}
         with jitter(relative_jitter):
-            return -ELBO().loss(key_loss, data, model, guide, *args, **kwargs)
+            return -loss.loss(key_loss, data, model, guide, *args, **kwargs)
 
     return jax.lax.map(one, keys)
 

@@ -53,6 +53,11 @@ class Posterior(abc.ABC):
     def sample(self, key, num_draws: int) -> dict[str, Any]:
         """Draws `(num_draws, ...)` by site, chosen by `key`."""
 
+    def moments(self, site: str) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each entry of a site."""
+        draws = self.chains()[site]
+        return draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+
     @abc.abstractmethod
     def weighed(self, num_draws: int) -> tuple[dict, np.ndarray | None]:
         """Draws `(S, ...)` with the log density `(S,)` they were drawn from.
@@ -140,22 +145,45 @@ class GuidePosterior(Posterior):
 
     def components(self, num_components=None, *, random_rows=False):
         number = _number(num_components, _NUM_COMPONENTS)
-        if self.deterministic_given_beliefs() and not random_rows:
+        if not random_rows and not any(
+            _is_drawn(site)
+            for site in self._abstract_sites()
+            if "latent" not in site["infer"]
+        ):
             number = 1
         keys = jr.split(self.key, number)
         return _beliefs(*self._call, keys)
 
     def deterministic_given_beliefs(self) -> bool:
         """Whether nothing but beliefs is random: one component then says it all."""
-        random = []
+        return not any(_is_drawn(site) for site in self._abstract_sites())
+
+    def deterministic_objective(self) -> bool:
+        """Whether the bound has no noise: latent inputs are integrated by a rule."""
+        return not any(
+            site["infer"]["latent"].random
+            if "latent" in site["infer"]
+            else _is_drawn(site)
+            for site in self._abstract_sites()
+        )
+
+    def integrates_latents(self) -> bool:
+        """Whether the guide has latent inputs and a rule for them."""
+        return any("latent" in site["infer"] for site in self._abstract_sites())
+
+    def _abstract_sites(self) -> list[dict]:
+        sites: list[dict] = []
 
         def run(key):
-            for site in _guide_trace(*self._call, key).values():
-                if site["type"] == "sample" and "belief" not in site["infer"]:
-                    random.append(not isinstance(_innermost(site["fn"]), dist.Delta))
+            trace = _guide_trace(*self._call, key)
+            sites.extend(s for s in trace.values() if s["type"] == "sample")
 
         jax.eval_shape(run, self.key)
-        return not any(random)
+        return sites
+
+    def moments(self, site):
+        known = _latent_moments(*self._call, self.key, site)
+        return super().moments(site) if known is None else known
 
     def sample(self, key, num_draws):
         return _draw(*self._call, jr.split(key, num_draws))[0]
@@ -163,6 +191,11 @@ class GuidePosterior(Posterior):
     def weighed(self, num_draws):
         keys = jr.split(self.key, num_draws)
         return _draw(*self._call, keys)
+
+
+def _is_drawn(site) -> bool:
+    point = isinstance(_innermost(site["fn"]), dist.Delta)
+    return "belief" not in site["infer"] and not point
 
 
 def _innermost(fn):
@@ -196,6 +229,18 @@ def _visible(trace):
         for name, site in trace.items()
         if site["type"] == "sample" and not site["infer"].get("is_auxiliary")
     }
+
+
+@eqx.filter_jit
+def _latent_moments(guide, params, args, kwargs, jitter, key, site):
+    """Moments of a latent input that the guide has a Gaussian belief about."""
+    found = _guide_trace(guide, params, args, kwargs, jitter, key)[site]
+    latent = found["infer"].get("latent")
+    if latent is None or not latent.unconstrained:
+        return None
+    shape = found["value"].shape
+    belief = latent.belief
+    return belief.mean.reshape(shape), jnp.sqrt(belief.var).reshape(shape)
 
 
 @eqx.filter_jit

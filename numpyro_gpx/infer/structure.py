@@ -73,6 +73,7 @@ class Structure(NamedTuple):
         observed: Names of the observed sites that hold data.
         params: Names of `numpyro.param`s.
         plates: The subsampled plates.
+        row_plates: The plates around observed sites, subsampled or not.
     """
 
     latents: dict[str, LatentSite]
@@ -80,6 +81,7 @@ class Structure(NamedTuple):
     observed: tuple[str, ...]
     params: tuple[str, ...]
     plates: dict[str, Plate]
+    row_plates: dict[str, Plate]
 
     @property
     def gps(self) -> tuple[str, ...]:
@@ -104,6 +106,16 @@ class Structure(NamedTuple):
     def global_sites(self) -> tuple[str, ...]:
         """Names of the latent sites that new data share with the training data."""
         return tuple(n for n, site in self.latents.items() if not site.row_local)
+
+    @property
+    def row_sites(self) -> tuple[str, ...]:
+        """Names of the latent sites that each row of the data has of its own."""
+        return tuple(n for n, site in self.latents.items() if site.row_local)
+
+    def without_rows(self) -> Structure:
+        """The structure without the latent sites of the rows."""
+        kept = {name: self.latents[name] for name in self.global_sites}
+        return self._replace(latents=kept)
 
     @property
     def local(self) -> dict[str, dict[str, int]]:
@@ -146,13 +158,14 @@ def arrays_and_rest(args: tuple, kwargs: dict):
 
 def structure_of(trace: dict[str, Any]) -> Structure:
     """The sites of a trace."""
-    plates = _subsampled_plates(trace)
+    every = _plates(trace)
+    plates = {n: p for n, p in every.items() if p.subsample_size < p.size}
     targets = _targets(trace)
     row_plates = {
-        frame.name
+        frame.name: every[frame.name]
         for name in targets
-        for site in [trace[name]]
-        for frame in site["cond_indep_stack"]
+        for frame in trace[name]["cond_indep_stack"]
+        if frame.name in every
     }
     latents, noise, observed, params = {}, {}, [], []
     for name, site in trace.items():
@@ -167,7 +180,8 @@ def structure_of(trace: dict[str, Any]) -> Structure:
             noise[name] = jnp.shape(site["value"])
         else:
             latents[name] = _latent_site(name, site, plates, row_plates)
-    return Structure(latents, noise, tuple(observed), tuple(params), plates)
+    names = tuple(observed), tuple(params)
+    return Structure(latents, noise, *names, plates, row_plates)
 
 
 def _targets(trace) -> list[str]:
@@ -190,13 +204,14 @@ def _targets(trace) -> list[str]:
     return data or list(observed)
 
 
-def _subsampled_plates(trace):
+def _plates(trace):
     plates = {}
     for name, site in trace.items():
         if site["type"] == "plate":
             size, subsample_size = site["args"]
-            if subsample_size is not None and subsample_size < size:
-                plates[name] = Plate(size, subsample_size)
+            plates[name] = Plate(
+                size, size if subsample_size is None else subsample_size
+            )
     return plates
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from numpyro_gpx.infer.data import (
     inputs_first,
 )
 from numpyro_gpx.infer.elbo import ELBO
+from numpyro_gpx.infer.importance import ImportanceWeighted
 from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite, with_retry
@@ -36,6 +38,10 @@ from numpyro_gpx.infer.threads import single_blas_thread
 
 __all__ = ["fit_lbfgs", "fit_svi"]
 
+# Draws of the bound that a fit with latent inputs reports.
+_REPORTED_DRAWS = 1000
+# By how many nats a row the objective of a rule may exceed the bound without a word.
+_TOLERATED_EXCESS = 0.1
 # Steps between looks at the losses.
 _BLOCK = 100
 
@@ -48,7 +54,7 @@ def fit_svi(
     num_steps: int = 2000,
     batch_size: int | None = None,
     optimizer=None,
-    loss: ELBO | None = None,
+    loss: ELBO | ImportanceWeighted | None = None,
     tolerance: float | None = None,
     init: Fit | None = None,
     progress: bool = True,
@@ -65,7 +71,8 @@ def fit_svi(
         batch_size: Rows of a minibatch; handed to the model as `batch_size=`, which
             must pass it to its plate. `None` uses all rows.
         optimizer: An optax optimiser; Adam at 0.01 if left out.
-        loss: The bound; `gpx.infer.ELBO()` if left out.
+        loss: The bound: `gpx.infer.ELBO()` if left out, or
+            `gpx.infer.ImportanceWeighted(10)` for latent inputs.
         tolerance: Stop when the mean loss of 100 steps has not fallen by this much for
             five looks in a row; `None` never stops early.
         init: Start from another fit: its parameters where the names and shapes agree,
@@ -74,7 +81,8 @@ def fit_svi(
         kwargs: Further arguments of the model.
 
     Returns:
-        A fit; `fit.info` holds `losses`, one a step, and `seconds_per_step`.
+        A fit; `fit.info` holds `losses`, one a step, and `seconds_per_step`; with
+        latent inputs also `elbo` and `elbo_standard_error`, of 1000 draws.
     """
     checks.at_least("num_steps", num_steps, 1)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
@@ -115,7 +123,8 @@ def fit_lbfgs(
 
     Returns:
         A fit; `fit.info` holds `losses`, one an evaluation, `num_steps`, whether it
-        `converged`, and SciPy's `message`.
+        `converged`, and SciPy's `message`; with latent inputs also `elbo` and
+        `elbo_standard_error`, of 1000 draws.
     """
     checks.at_least("max_steps", max_steps, 1)
     problem = _Problem(
@@ -129,11 +138,11 @@ def fit_lbfgs(
             f"{sorted(structure.plates)} and draws noise at {sorted(structure.noise)}. "
             "Use `fit_svi`."
         )
-    if not problem.posterior({}, key, None).deterministic_given_beliefs():
+    if not problem.posterior({}, key, None).deterministic_objective():
         raise ValueError(
             "`fit_lbfgs` needs a deterministic guide; "
-            f"{type(guide).__name__} draws hyperparameters. Pass `theta='point'`, or "
-            "use `fit_svi`."
+            f"{type(guide).__name__} draws hyperparameters or latent inputs. Pass "
+            "`theta='point'` and a rule with fixed points, or use `fit_svi`."
         )
     return problem.solve(
         lambda: _run_lbfgs(problem, max_steps, progress), engine="lbfgs"
@@ -176,19 +185,46 @@ class _Problem:
         result, jitter = with_retry(
             attempt, self.svi.model, self.args, self.batched, None
         )
-        return Fit(
+        fit = Fit(
             self.svi.model, self.args, self.kwargs,
             self.posterior(result.params, result.key, jitter),
             engine=engine, params=result.params, jitter=jitter,
             batch_size=self.batch_size, structure=self.structure,
             seconds=time.perf_counter() - self.started,
-            info={"losses": result.losses, **result.info},
+            info={"losses": result.losses, **result.info}, loss=self._known_loss,
         )  # fmt: skip
+        if fit.integrates_latents:
+            _report_bound(fit)
+        return fit
+
+    @property
+    def _known_loss(self):
+        loss = self.svi.loss
+        return loss if isinstance(loss, ELBO | ImportanceWeighted) else None
 
     def posterior(self, params: dict, key, jitter: float | None) -> GuidePosterior:
         """The guide with these parameters, on all rows."""
         return GuidePosterior(
             self.svi.guide, params, self.args, self.kwargs, key=key, jitter=jitter
+        )
+
+
+def _report_bound(fit: Fit) -> None:
+    """Record a bound beside the objective, which with few points is none."""
+    bound = fit.elbo(_REPORTED_DRAWS)
+    fit.info["elbo"], fit.info["elbo_standard_error"] = bound
+    objective = fit.objective(_REPORTED_DRAWS)
+    fit.info["objective"] = objective.value
+    noise = bound.standard_error + objective.standard_error
+    num_rows = sum(plate.size for plate in fit.structure.row_plates.values())
+    excess = objective.value - bound.value
+    if excess > 10.0 * noise and excess > _TOLERATED_EXCESS * num_rows:
+        warnings.warn(
+            f"The objective, {objective.value:.5g}, is far above the bound, "
+            f"{bound.value:.5g} (standard error {bound.standard_error:.2g}): the fit "
+            "exploits the few points of its rule. Use more of them, such as "
+            "`gpx.cubature.GaussHermite(5)`, or `MonteCarlo`, which is unbiased.",
+            stacklevel=5,
         )
 
 

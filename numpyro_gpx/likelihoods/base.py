@@ -253,7 +253,7 @@ class Likelihood(eqx.Module):
         if bad.any():
             raise ValueError(
                 f"`{name}` must be finite; got {_first(y, bad)}. Leave missing "
-                "values out with `mask=`, or drop their rows."
+                "values out with `mask=` or `missing=True`, or drop their rows."
             )
         # Entries that are not checked may be NaN, which integer constraints dislike.
         inside = np.asarray(self.support(np.where(keep, y, 0)))

@@ -34,6 +34,11 @@ class Gaussian(Likelihood):
         return constraints.real
 
     @property
+    def is_conjugate(self) -> bool:
+        """Whether `f` enters the log density as a quadratic."""
+        return isinstance(self.link, Identity)
+
+    @property
     def normal_mixture(self):
         return isinstance(self.link, Identity | PiecewiseConstant)
 

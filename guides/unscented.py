@@ -1,0 +1,315 @@
+r"""Latent inputs: :math:`q(H) = \prod_n \mathcal N(m_n, S_n)` beside another guide."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import IdentityTransform, IndependentTransform
+
+from numpyro_gpx import checks, cubature
+from numpyro_gpx.guides.base import GaussianGuide
+from numpyro_gpx.guides.encoders import Encoder
+from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.infer.latent_site import LatentInput
+from numpyro_gpx.infer.structure import Plate, Structure, inspect_model
+from numpyro_gpx.infer.target import trace_model
+from numpyro_gpx.starting import pca
+from numpyro_gpx.uncertain import InputBelief, inputs
+
+__all__ = ["UnscentedLatent"]
+
+# Standard deviation of q(h) before training (dissertation 3.4.1: variance 0.1).
+_INITIAL_SCALE = 0.1**0.5
+
+
+class UnscentedLatent(GaussianGuide):
+    r"""Gaussian beliefs about the latent inputs of the rows, with any rule.
+
+    .. math:: q(\theta, v, H) = q(\theta)\,q(v \mid \theta)
+        \prod_n \mathcal N(h_n; m_n, S_n S_n^\top)
+
+    The rule says how expectations over :math:`h_n` are taken: at its points, for any
+    kernel and likelihood, or in closed form (`Analytic`). **With a rule of low order
+    what is maximised is an objective and not a bound**; `Fit.elbo` draws instead, and
+    is one.
+
+    Args:
+        inner: The guide of everything else, built on the model: `WhitenedGaussian`
+            (minibatches, any likelihood), `OptimalGaussian` (collapsed, deterministic).
+        rule: `gpx.cubature.Unscented()` (the default), `GaussHermite`, `MonteCarlo`,
+            `SphericalRadial`, or `Analytic`.
+        encoder: Read the belief off the data by a network (`gpx.guides.Encoder()`)
+            instead of giving each row its own parameters.
+        covariance: `"diagonal"` or `"full"`, for each row.
+        init: Where the means start: `"pca"`, `"random"`, or an array `(N, Q)`. By
+            default principal components if the targets have as many columns as the
+            latent input, else random.
+
+    References:
+        Dissertation 3.2-3.4; Titsias & Lawrence (2010); tutorial 4.2.
+    """
+
+    def __init__(
+        self, inner, *, rule=None, encoder=None, covariance="diagonal", init=None
+    ):
+        checks.instance(
+            "inner", inner, GaussianGuide, "such as gpx.guides.WhitenedGaussian(model)"
+        )
+        rule = cubature.Unscented() if rule is None else rule
+        checks.instance("rule", rule, cubature.Rule, "such as gpx.cubature.Unscented()")
+        if encoder is not None:
+            checks.instance("encoder", encoder, Encoder, "gpx.guides.Encoder()")
+        if covariance not in ("full", "diagonal"):
+            raise ValueError(
+                f"`covariance` must be 'full' or 'diagonal'; got {covariance!r}."
+            )
+        if covariance == "full" and isinstance(rule, cubature.Analytic):
+            raise ValueError(
+                "The analytic rule needs `covariance='diagonal'`; use another rule, "
+                "such as `gpx.cubature.Unscented()`, for full covariances."
+            )
+        if isinstance(init, str) and init not in ("pca", "random"):
+            raise ValueError(
+                f"`init` must be 'pca', 'random' or an array (N, Q); got {init!r}."
+            )
+        super().__init__(
+            inner.model, theta=inner.theta, prefix=inner.prefix,
+            init_loc_fn=inner.init_loc_fn,
+        )  # fmt: skip
+        self.inner = inner
+        self.rule = rule
+        self.encoder = encoder
+        self.covariance = covariance
+        self.init = init
+        self._row_sites: dict[str, Any] = {}
+        self._plates: dict[str, tuple[str, Plate]] = {}
+
+    @property
+    def config(self):
+        fields = dataclasses.fields(self.rule)
+        rule = {field.name: getattr(self.rule, field.name) for field in fields}
+        return {
+            "inner": {"name": type(self.inner).__name__, "config": self.inner.config},
+            "rule": {"name": type(self.rule).__name__, "config": rule},
+            "encoder": None if self.encoder is None else list(self.encoder.widths),
+            "covariance": self.covariance,
+        }
+
+    @classmethod
+    def rebuild(cls, model, config):
+        from numpyro_gpx import guides
+
+        inner = getattr(guides, config["inner"]["name"])
+        rule = getattr(cubature, config["rule"]["name"])(**config["rule"]["config"])
+        widths = config["encoder"]
+        return cls(
+            inner.rebuild(model, config["inner"]["config"]), rule=rule,
+            encoder=None if widths is None else Encoder(widths),
+            covariance=config["covariance"],
+        )  # fmt: skip
+
+    @property
+    def can_be_rebuilt(self):
+        return self.encoder is None or self.encoder.features is None
+
+    def setup(self, *args, **kwargs):
+        structure = inspect_model(self.model, args, kwargs)
+        self._row_sites = {n: structure.latents[n] for n in structure.row_sites}
+        if not self._row_sites:
+            raise ValueError(
+                "The model has no latent input of its rows: sample one inside the data "
+                "plate, or use the inner guide alone. Its sites are "
+                f"{list(structure.latents)}."
+            )
+        self._plate(args, kwargs, structure)
+        self.adopt(structure.without_rows(), args, kwargs)
+        self.inner.adopt(structure.without_rows(), args, kwargs)
+
+    def belief(self, name, theta, args, kwargs):
+        return self.inner.belief(name, theta, args, kwargs)
+
+    def marks(self, name, theta, args, kwargs, latents):
+        return self.inner.marks(name, theta, args, kwargs, latents)
+
+    def row_beliefs(self, params: dict, *args, **kwargs) -> dict[str, InputBelief]:
+        """Means and scales of the rows' latent inputs, on the real line, by site."""
+        args, kwargs = self._recall(args, kwargs)
+        with handlers.block(), handlers.seed(rng_seed=0):
+            with handlers.substitute(data=params):
+                return self._beliefs(args, kwargs)
+
+    def quantiles(self, params, quantiles, *args, **kwargs):
+        found = super().quantiles(params, quantiles, *args, **kwargs)
+        steps = jax.scipy.special.ndtri(jnp.asarray(quantiles))[:, None, None]
+        for name, belief in self.row_beliefs(params, *args, **kwargs).items():
+            z = belief.mean + steps * jnp.sqrt(belief.var)
+            found[name] = jax.vmap(lambda z, n=name: self._on_support(n, z))(z)
+        return found
+
+    def _sample_rows(self, args, kwargs):
+        name, plate = self._plate(args, kwargs)
+        beliefs = self._beliefs(args, kwargs)
+        values, latents = {}, {}
+        with numpyro.plate(name, *plate, dim=-1) as i:
+            rows = {site: belief[i] for site, belief in beliefs.items()}
+            points, weights = self._points(rows)
+            for site, belief in rows.items():
+                transform = self._row_sites[site].transform
+                latents[site] = LatentInput(
+                    belief, points.get(site), weights,
+                    random=self.rule.random, unconstrained=_is_identity(transform),
+                )  # fmt: skip
+                fn = self._distribution(site, belief)
+                mark = {"latent": latents[site]}
+                values[site] = numpyro.sample(site, fn, infer=mark)
+        return values, latents
+
+    def _points(self, rows):
+        """The rule's points for all sites together, on their supports."""
+        if isinstance(self.rule, cubature.Analytic):
+            return {}, None
+        key = numpyro.prng_key() if self.rule.random else None
+        joint = inputs(*rows.values())
+        points, weights = self.rule.nodes(joint, key)
+        found, start = {}, 0
+        for site, belief in rows.items():
+            z = points[..., start : start + belief.shape[1]]
+            found[site] = jax.vmap(lambda z, n=site: self._on_support(n, z))(z)
+            start += belief.shape[1]
+        return found, weights
+
+    def _on_support(self, site, z):
+        """Values `(B, ...)` of a site from rows `(B, Q)` of the real line."""
+        latent = self._row_sites[site]
+        return latent.transform(z.reshape(z.shape[:1] + latent.unconstrained_shape[1:]))
+
+    def _distribution(self, site, belief) -> dist.Distribution:
+        """q(h) of the rows, batch `(B,)`."""
+        latent = self._row_sites[site]
+        if belief.is_diagonal:
+            shape = belief.shape[:1] + latent.unconstrained_shape[1:]
+            base = dist.Normal(belief.mean.reshape(shape), belief.scale.reshape(shape))
+            base = base.to_event(len(shape) - 1)
+        elif len(latent.unconstrained_shape) == 2:
+            base = dist.MultivariateNormal(belief.mean, scale_tril=belief.scale)
+        else:
+            raise ValueError(
+                f"`covariance='full'` needs a latent input with rows (Q,); site "
+                f"`{site}` has {latent.shape[1:]}."
+            )
+        if _is_identity(latent.transform):
+            return base
+        return dist.TransformedDistribution(base, latent.transform)
+
+    def _beliefs(self, args, kwargs) -> dict[str, InputBelief]:
+        """Beliefs about all rows, not only those of a minibatch."""
+        _, plate = self._plate(args, kwargs)
+        return {
+            site: self._belief_of(site, plate.size, args, kwargs)
+            for site in self._row_sites
+        }
+
+    def _belief_of(self, site, num_rows, args, kwargs) -> InputBelief:
+        def start(key):
+            return self._initial_means(site, num_rows, args, kwargs, key)
+
+        start = jax.jit(start)
+        if self.encoder is not None:
+            return self._encoded(site, start(jr.key(0)), num_rows, args, kwargs)
+        loc = numpyro.param(f"{site}_{self.prefix}_loc", start)
+        if loc.shape[0] != num_rows:
+            raise ValueError(
+                f"The guide has beliefs about {loc.shape[0]} rows of `{site}`; got "
+                f"{num_rows} rows. For new rows use `gpx.project(fit, ...)`."
+            )
+        if self.covariance == "full":
+            eye = jnp.eye(loc.shape[1], dtype=loc.dtype)
+            factors = jnp.broadcast_to(_INITIAL_SCALE * eye, (*loc.shape, loc.shape[1]))
+            name = f"{site}_{self.prefix}_scale_tril"
+            return InputBelief(
+                loc, numpyro.param(name, factors, constraint=dense_factor)
+            )
+        scale = numpyro.param(
+            f"{site}_{self.prefix}_scale",
+            jnp.full_like(loc, _INITIAL_SCALE),
+            constraint=constraints.softplus_positive,
+        )
+        return InputBelief(loc, scale)
+
+    def _encoded(self, site, start, num_rows, args, kwargs) -> InputBelief:
+        features = self.encoder.inputs(args, kwargs, num_rows)
+        num_dims = start.shape[1]
+        num_outputs = num_dims + self._factor_size(num_dims)
+        weights = numpyro.param(
+            f"{site}_{self.prefix}_encoder",
+            lambda key: self.encoder.initial(key, features.shape[1], num_outputs),
+        )
+        out = self.encoder(weights.astype(start.dtype), features, num_outputs)
+        loc = start + out[:, :num_dims]
+        raw = out[:, num_dims:]
+        scale = _INITIAL_SCALE * jnp.exp(raw[:, :num_dims])
+        if self.covariance == "diagonal":
+            return InputBelief(loc, scale)
+        rows, columns = jnp.tril_indices(num_dims, -1)
+        below = jnp.zeros((num_rows, num_dims, num_dims), loc.dtype)
+        below = below.at[:, rows, columns].set(raw[:, num_dims:])
+        return InputBelief(loc, scale[:, :, None] * (below + jnp.eye(num_dims)))
+
+    def _factor_size(self, num_dims):
+        return num_dims * (num_dims + 1) // 2 if self.covariance == "full" else num_dims
+
+    def _initial_means(self, site, num_rows, args, kwargs, key):
+        latent = self._row_sites[site]
+        num_dims = int(jnp.zeros(latent.unconstrained_shape[1:]).size)
+        if self.init is not None and not isinstance(self.init, str):
+            means = jnp.asarray(self.init, latent.dtype)
+            if means.shape != (num_rows, num_dims):
+                raise ValueError(
+                    f"`init` must have shape {(num_rows, num_dims)}; got {means.shape}."
+                )
+            return means
+        y = self._targets(args, kwargs)
+        wide = y.ndim == 2 and y.shape[1] >= num_dims
+        if self.init == "pca" and not wide:
+            raise ValueError(
+                f"`init='pca'` needs targets with at least {num_dims} columns; got "
+                f"shape {y.shape}. Use `init='random'`."
+            )
+        if wide and self.init != "random":
+            return pca(y, num_dims).astype(latent.dtype)
+        return jr.normal(key, (num_rows, num_dims), latent.dtype)
+
+    def _targets(self, args, kwargs):
+        """The targets of all rows."""
+        name = self.structure.observed[0]
+        whole = {k: v for k, v in kwargs.items() if k != "batch_size"}
+        with handlers.block():
+            return trace_model(self.model, args, whole, {}, jr.key(0))[name]["value"]
+
+    def _plate(self, args, kwargs, structure: Structure | None = None):
+        """Name and size of the plate of rows in this call, cached by shapes."""
+        signature = str(jax.tree.map(jnp.shape, (args, kwargs)))
+        signature += str(kwargs.get("batch_size"))
+        if signature not in self._plates:
+            structure = structure or inspect_model(self.model, args, kwargs)
+            if len(structure.row_plates) != 1:
+                raise ValueError(
+                    "Latent inputs must share one plate with the observed site; the "
+                    f"model has {list(structure.row_plates)} around it."
+                )
+            (self._plates[signature],) = structure.row_plates.items()
+        return self._plates[signature]
+
+
+def _is_identity(transform) -> bool:
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    return isinstance(transform, IdentityTransform)

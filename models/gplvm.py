@@ -1,0 +1,145 @@
+"""GP latent variable models: the inputs are latent, or have latent columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_gpx import checks
+from numpyro_gpx.inducing import Points
+from numpyro_gpx.kernels import Kernel
+from numpyro_gpx.likelihoods import Likelihood
+from numpyro_gpx.means import Mean
+from numpyro_gpx.models.priors import gaussian_noise, resolve, stationary
+from numpyro_gpx.sites import gp, observe
+from numpyro_gpx.uncertain import inputs
+
+__all__ = ["gplvm", "latent_gp"]
+
+
+def gplvm(
+    Z,
+    *,
+    num_outputs: int,
+    kernel: Kernel | Callable[[], Kernel] | None = None,
+    likelihood: Likelihood | Callable[[], Likelihood] | None = None,
+    prior: dist.Distribution | None = None,
+    mean: Mean | None = None,
+    learn_inducing: bool = True,
+    missing: bool = False,
+) -> Callable:
+    r"""The Bayesian GPLVM: :math:`h_n \sim p(h)`, :math:`y_n \sim p(y \mid f(h_n))`.
+
+    Sites: `h` (latent inputs, in the plate `data`), `f` (inducing variables), `y`, and
+    those of the priors; parameter `Z` if the inducing inputs are learnt.
+
+    Args:
+        Z: Inducing inputs `(M, Q)` to start from, e.g. some rows of
+            `gpx.starting.pca(Y, Q)`; Q is the number of latent dimensions.
+        num_outputs: Number of columns P of the data.
+        kernel: A kernel, or a function that draws one from its priors; RBF with one
+            lengthscale a dimension if left out.
+        likelihood: A likelihood, or a function that draws one; Gaussian noise with a
+            half-normal prior if left out.
+        prior: Prior of one row's latent input, event shape `(Q,)`; standard normal if
+            left out.
+        mean: Mean function; zero if left out.
+        learn_inducing: Whether `Z` is a parameter, or fixed.
+        missing: Whether NaN in the data stands for a missing entry.
+
+    Returns:
+        A model `(y=None, *, num_rows=None, batch_size=None)`; without data it draws
+        `num_rows` rows.
+
+    References:
+        Lawrence (2004); Titsias & Lawrence (2010); dissertation 2.4.
+    """
+    joined = latent_gp(
+        Z, num_latents=jnp.shape(Z)[1], num_outputs=num_outputs, kernel=kernel,
+        likelihood=likelihood, prior=prior, mean=mean, learn_inducing=learn_inducing,
+        missing=missing,
+    )  # fmt: skip
+
+    def model(y=None, *, num_rows=None, batch_size=None):
+        if y is None:
+            checks.at_least("num_rows", num_rows, 1)
+        rows = num_rows if y is None else y.shape[0]
+        joined(jnp.zeros((rows, 0)), y, batch_size=batch_size)
+
+    return model
+
+
+def latent_gp(
+    Z,
+    *,
+    num_latents: int = 1,
+    num_outputs: int | None = None,
+    kernel: Kernel | Callable[[], Kernel] | None = None,
+    likelihood: Likelihood | Callable[[], Likelihood] | None = None,
+    prior: dist.Distribution | None = None,
+    mean: Mean | None = None,
+    learn_inducing: bool = True,
+    missing: bool = False,
+) -> Callable:
+    r"""A GP on inputs and a latent input, :math:`y_n \sim p(y \mid f(x_n, h_n))`.
+
+    Given :math:`x_n` the targets may have any distribution: several modes, skewness, a
+    spread that changes with :math:`x_n`. Sites as in `gplvm`.
+
+    Args:
+        Z: Inducing inputs `(M, D + Q)` to start from: columns of `X`, then of `h`.
+        num_latents: Number of latent columns Q.
+        num_outputs: Number of outputs; left out, targets are `(N,)`.
+        kernel: A kernel, or a function that draws one from its priors; RBF with one
+            lengthscale a column if left out.
+        likelihood: A likelihood, or a function that draws one; Gaussian noise with a
+            half-normal prior if left out.
+        prior: Prior of one row's latent input, event shape `(Q,)`; standard normal if
+            left out.
+        mean: Mean function; zero if left out.
+        learn_inducing: Whether `Z` is a parameter, or fixed.
+        missing: Whether NaN in the targets stands for a missing entry.
+
+    Returns:
+        A model `(X, y=None, *, batch_size=None)`.
+
+    References:
+        Tutorial 4.2-4.3; Dutordoir et al. (2018); Salimbeni et al. (2019).
+    """
+    start = jnp.asarray(Z)
+    inducing = Points(start)  # checks it
+    if not 1 <= num_latents <= start.shape[1]:
+        raise ValueError(
+            f"`num_latents` must lie between 1 and the {start.shape[1]} columns of "
+            f"`Z`; got {num_latents}."
+        )
+    if prior is None:
+        prior = dist.Normal(jnp.zeros(num_latents), 1.0).to_event(1)
+    if prior.shape() != (num_latents,) or prior.event_dim != 1:
+        raise ValueError(
+            f"`prior` must have event shape ({num_latents},) and no batch; got batch "
+            f"{prior.batch_shape} and event {prior.event_shape}. Use `.to_event(1)`."
+        )
+    kernel = stationary(num_dims=start.shape[1]) if kernel is None else kernel
+    likelihood = gaussian_noise if likelihood is None else likelihood
+
+    def model(X, y=None, *, batch_size=None):
+        points = Points(numpyro.param("Z", start)) if learn_inducing else inducing
+        f = gp(
+            "f", resolve(kernel), inducing=points, mean=mean, num_outputs=num_outputs
+        )
+        noise = resolve(likelihood)
+        with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
+            h = numpyro.sample("h", prior)
+            observe(
+                "y",
+                f(inputs(X[i], h)),
+                noise,
+                obs=None if y is None else y[i],
+                missing=missing,
+            )
+
+    return model

@@ -1,0 +1,270 @@
+r"""Back-projection: the latent inputs of new rows, all or part of which was observed.
+
+The global posterior stays as it was fitted. For each new row :math:`q(h_*) = \mathcal
+N(m_*, S_*)` maximises
+
+.. math:: \mathbb E_{q(h_*)}\big[\mathbb E[\log p(y_* \mid f(h_*))]\big]
+    - \mathrm{KL}(q(h_*) \,\|\, p(h_*)),
+
+where missing entries of :math:`y_*` have no term. A posterior of several modes needs
+several starts: each row keeps the best.
+
+References:
+    Titsias & Lawrence (2010), section 4; thesis C.4.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from numpyro_gpx import checks, cubature
+from numpyro_gpx.fit import Fit
+from numpyro_gpx.infer.data import (
+    as_arrays,
+    check_data,
+    inputs_first,
+    takes_inputs,
+)
+from numpyro_gpx.infer.evaluate import Problem, sites_at
+from numpyro_gpx.infer.target import trace_model
+from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.linalg import jitter
+from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.uncertain import InputBelief
+
+__all__ = ["Projection", "project"]
+
+# Latent inputs that are looked at before choosing where each row starts.
+_NUM_CANDIDATES = 128
+# Components of the global posterior that the search averages over.
+_NUM_COMPONENTS = 4
+# Standard deviation of the beliefs before the search.
+_INITIAL_SCALE = 0.3
+# Entropy of a standard normal.
+_ENTROPY = 0.5 * np.log(2.0 * np.pi * np.e)
+
+
+class Projection:
+    """Posterior of the latent inputs of new rows.
+
+    Attributes:
+        mean: Posterior means `(N, Q)`.
+        sd: Posterior standard deviations `(N, Q)`.
+        objective: What each row's belief attains, `(N,)`: a lower bound of the log
+            density of its observed entries if the rule is accurate.
+        starts: The same for all starts, with their means: `(K, N)` and `(K, N, Q)`;
+            rows where several are close have several modes.
+    """
+
+    def __init__(self, fit, site, belief, objective, starts, args, kwargs):
+        self._fit, self._site, self._belief = fit, site, belief
+        self._call = args, kwargs
+        self.mean = np.asarray(belief.mean)
+        self.sd = np.asarray(jnp.sqrt(belief.var))
+        self.objective = np.asarray(objective)
+        self.starts = starts
+
+    def draws(self, key, num_draws: int) -> np.ndarray:
+        """Draws of the latent inputs, `(num_draws, N, Q)`."""
+        checks.key(key)
+        return np.asarray(self._draws(key, num_draws))
+
+    def reconstruct(
+        self, *, num_draws: int = 32, latent: bool = False, site: str | None = None
+    ) -> Prediction:
+        """Predictive distribution of whole rows, their missing entries included.
+
+        Args:
+            num_draws: Draws of the latent inputs to average over.
+            latent: The latent function instead of the targets.
+            site: Observed site; may be left out if there is one.
+        """
+        problem = self._fit.problem(site)
+        components = _components(self._fit, num_draws)
+        count = jax.tree.leaves(components)[0].shape[0]
+        index = jnp.arange(num_draws) % count
+        components = jax.tree.map(lambda x: x[index], components)
+        drawn = self._draws(self._fit.key, num_draws)
+        components = {**components, self._site: drawn}
+        args, kwargs = self._call
+        with single_blas_thread():
+            fn = sites_at(
+                problem, components, args, kwargs, self._fit.key, latent=latent
+            )
+        return Prediction([fn], [self.mean.shape[0]], self._fit.key)
+
+    def _draws(self, key, num_draws):
+        return cubature.MonteCarlo(num_draws).nodes(self._belief, key).points
+
+
+def project(
+    fit: Fit,
+    *args,
+    key,
+    rule: cubature.Rule | None = None,
+    num_starts: int = 4,
+    num_steps: int = 300,
+    learning_rate: float = 0.05,
+    **kwargs,
+) -> Projection:
+    """The posterior of the latent inputs of new rows; missing entries are NaN.
+
+    Args:
+        fit: A fit of a model with one latent input of the rows, whatever the engine.
+        args: The model's arguments for the new rows, targets included: `y`, or `X, y`.
+            NaN in the targets is a missing entry if the model was made with
+            `missing=True` or passes `missing=True` to `gpx.observe`.
+        key: Random key.
+        rule: How expectations over the latent input are taken; `Unscented()` if left
+            out.
+        num_starts: Starts of each row: the best of 128 candidates, taken from the
+            training rows and the prior.
+        num_steps: Steps of Adam.
+        learning_rate: Of Adam.
+        kwargs: Keyword arguments of the model.
+    """
+    checks.key(key)
+    site = _latent_site(fit)
+    rule = cubature.Unscented() if rule is None else rule
+    if isinstance(rule, cubature.Analytic):
+        raise ValueError("`rule` must have points; got the analytic one.")
+    args, kwargs = as_arrays(*inputs_first(fit.model, args, kwargs))
+    check_data(fit.model, args, kwargs)
+    search = _Search(fit.problem(), site, _components(fit, _NUM_COMPONENTS), rule)
+    num_rows = np.shape(args[0])[0]
+    with single_blas_thread():
+        key_candidates, key_points = jr.split(key)
+        candidates = _candidates(key_candidates, fit, site)
+        first = search.best(candidates, args, kwargs, num_rows, num_starts)
+        found = search.climb(first, args, kwargs, num_steps, learning_rate, key_points)
+    means, scales, objectives = found
+    if not np.all(np.isfinite(objectives)):
+        raise FloatingPointError(
+            "Back-projection of rows "
+            f"{np.flatnonzero(~np.isfinite(objectives).all(0))[:5].tolist()} is not "
+            "finite. Are they on the scale of the training data?"
+        )
+    best = jnp.argmax(objectives, axis=0)  # (N,)
+    rows = jnp.arange(num_rows)
+    belief = InputBelief(means[best, rows], scales[best, rows])
+    starts = (np.asarray(objectives), np.asarray(means))
+    new = _without_targets(fit, args, kwargs, num_rows)
+    return Projection(fit, site, belief, objectives[best, rows], starts, *new)
+
+
+class _Search(NamedTuple):
+    """The objective of new rows, and how it is climbed."""
+
+    problem: Problem
+    site: str
+    components: Any
+    rule: cubature.Rule
+
+    def log_density(self, h: Float[Array, "N Q"], args, kwargs) -> Float[Array, " N"]:
+        """Expected log likelihood plus log prior of each row at latent inputs `h`."""
+
+        def one(component):
+            data = {**self.problem.params, **component, self.site: h}
+            with jitter(self.problem.jitter):
+                trace = trace_model(self.problem.model, args, kwargs, data, jr.key(0))
+            prior, observed = trace[self.site], trace[self.problem.site]
+            log_p = observed["fn"].log_prob(observed["value"])
+            return log_p + prior["fn"].log_prob(h)
+
+        return jnp.mean(jax.vmap(one)(self.components), axis=0)
+
+    def best(self, candidates: Float[Array, "C Q"], args, kwargs, num_rows, number):
+        """The candidates `(K, N, Q)` at which each row's density is highest."""
+
+        @eqx.filter_jit
+        def scores(candidates, args, kwargs):
+            def one(h):
+                everywhere = jnp.broadcast_to(h, (num_rows, *h.shape))
+                return self.log_density(everywhere, args, kwargs)
+
+            return jax.lax.map(one, candidates)  # (C, N)
+
+        found = scores(candidates, args, kwargs)
+        top = jax.lax.top_k(found.T, min(number, len(candidates)))[1]  # (N, K)
+        return candidates[top.T]
+
+    def climb(self, start: Float[Array, "K N Q"], args, kwargs, steps, rate, key):
+        """Adam from all starts at once; every row is a problem of its own.
+
+        Returns means, scales and objectives, all with the leading axes `(K, N)`.
+        """
+        optimiser = optax.adam(optax.cosine_decay_schedule(rate, steps))
+
+        def objective(params, args, kwargs):
+            def one(mean, log_scale):
+                belief = InputBelief(mean, jnp.exp(log_scale))
+                points, weights = self.rule.nodes(belief, key)
+                log_p = jax.vmap(lambda h: self.log_density(h, args, kwargs))(points)
+                return weights @ log_p + jnp.sum(log_scale + _ENTROPY, axis=-1)
+
+            return jax.vmap(one)(*params)  # (K, N)
+
+        @eqx.filter_jit
+        def run(params, args, kwargs):
+            slope = jax.grad(lambda p: -jnp.sum(objective(p, args, kwargs)))
+
+            def step(_, carry):
+                params, state = carry
+                updates, state = optimiser.update(slope(params), state)
+                return optax.apply_updates(params, updates), state
+
+            carry = (params, optimiser.init(params))
+            params, _ = jax.lax.fori_loop(0, steps, step, carry)
+            return params, objective(params, args, kwargs)
+
+        log_scale = jnp.full_like(start, jnp.log(_INITIAL_SCALE))
+        (means, log_scale), found = run((start, log_scale), args, kwargs)
+        return means, jnp.exp(log_scale), found
+
+
+def _latent_site(fit) -> str:
+    names = fit.structure.row_sites
+    if len(names) != 1:
+        raise ValueError(
+            "`project` needs a model with one latent input of its rows; this one has "
+            f"{list(names)}."
+        )
+    site = fit.structure.latents[names[0]]
+    if len(site.shape) != 2 or site.unconstrained_shape != site.shape:
+        raise ValueError(
+            f"`project` needs a latent input with rows (Q,); site `{names[0]}` has "
+            f"{site.shape[1:]}."
+        )
+    return names[0]
+
+
+def _components(fit, number):
+    """Components of the global posterior; one if nothing global is random."""
+    components = fit.posterior.components(number)
+    return {name: components[name] for name in fit.structure.global_sites}
+
+
+def _candidates(key, fit, site) -> Array:
+    """Places to start from: posterior means of training rows, and the prior's draws."""
+    key_rows, key_prior = jr.split(key)
+    means = jnp.asarray(fit.latents(site).mean)
+    number = _NUM_CANDIDATES - _NUM_CANDIDATES // 4
+    index = jr.choice(key_rows, len(means), (min(number, len(means)),), replace=False)
+    spread = jnp.std(means, axis=0)
+    drawn = jr.normal(key_prior, (_NUM_CANDIDATES // 4, means.shape[1]), means.dtype)
+    return jnp.concatenate([means[index], jnp.mean(means, axis=0) + spread * drawn])
+
+
+def _without_targets(fit, args, kwargs, num_rows):
+    """The arguments that draw whole rows: inputs kept, targets left out."""
+    if takes_inputs(fit.model):
+        return (args[0], None, *args[2:]), kwargs
+    return (), {**kwargs, "num_rows": num_rows}

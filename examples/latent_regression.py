@@ -34,7 +34,7 @@ def main(args=None) -> None:
         1, len(fits) + 1, figsize=(13, 3.4), sharex=True, sharey=True,
         layout="constrained",
     )  # fmt: skip
-    axes[0].plot(X[:, 0], y, ",", color="0.2")
+    axes[0].plot(X[:, 0], y, ".", color="0.2", markersize=1.5)
     axes[0].set_title("data", loc="left", fontsize="medium")
     for ax, (name, fit) in zip(axes[1:], fits.items(), strict=True):
         # Latent inputs are drawn from their prior: the mixture needs many components.
@@ -42,8 +42,9 @@ def main(args=None) -> None:
         score = prediction.log_prob(y_test)
         error = score.std() / np.sqrt(len(score))
         print(f"{name}: test log density {score.mean():.3f} ± {error:.3f} a row")
-        drawn = prediction.sample(jr.key(3), 3)
-        ax.plot(np.tile(X_test[:, 0], 3), drawn.ravel(), ",", color="#0072B2")
+        # A draw a row: as many points as there are data.
+        drawn = prediction.sample(jr.key(3), 1)[0]
+        ax.plot(X_test[:, 0], drawn, ".", color="#0072B2", markersize=1.5)
         title = f"{name}\ndraws; test log density {score.mean():.3f}"
         ax.set_title(title, loc="left", fontsize="medium")
     for ax in axes:

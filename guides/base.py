@@ -66,6 +66,16 @@ class GaussianGuide(AutoGuide):
         """The guide that has this `config`."""
         return cls(model, **config)
 
+    def meaning(self, parameter: str) -> tuple:
+        """What a parameter stands for: equal in guides that may start from each other.
+
+        A mean of `v` and one of `u` have the same name, and so have a pseudo-target
+        and a mean in different guides.
+        """
+        sites = self.structure
+        whitened = tuple((name, sites.latents[name].whitened) for name in sites.gps)
+        return type(self).__name__, parameter, sites.hyperparameters, whitened
+
     @property
     def can_be_rebuilt(self) -> bool:
         """Whether `config` says it all."""

@@ -78,13 +78,14 @@ class OptimalGaussian(GaussianGuide):
             return rows_at(gp, X, site, scale)
 
         points, weights, beliefs = _integration(latents)
+        signed = any(latent.signed for latent in latents.values())
         # Shapes and what does not depend on the points; the rest is not computed.
         gp, X, site, scale = sites(jax.tree.map(lambda x: x[0], points) | beliefs)
         if points:
             every = jax.vmap(rows)(points)
         else:
             every = jax.tree.map(lambda x: x[None], rows(beliefs))
-        belief, marks = _solve(gp, X, every, weights, site["value"])
+        belief, marks = _solve(gp.prior, X, every, weights, site, signed)
         if marks:
             bound = marks["bound"] if scale is None else scale * marks["bound"]
             marks = {"collapsed": (observed, bound)}
@@ -104,10 +105,12 @@ def _integration(latents):
     return points, next(iter(latents.values())).weights, {}
 
 
-def _solve(gp, X, rows: Rows, weights, y):
-    if rows.precision.ndim > 2 or len(gp.prior.kernels) > 1:
-        return entry_belief(gp, X, rows, weights, y), {}
-    shared, bound = collapse(row_sums(gp, X, rows, weights, y))
+def _solve(prior, X, rows: Rows, weights, site, signed):
+    y, scale = site["value"], site["fn"].likelihood.scale
+    if rows.counts.ndim > 2 or len(prior.kernels) > 1:
+        return entry_belief(prior, X, rows, weights, y, scale=scale), {}
+    sums = row_sums(prior, X, rows, weights, y, scale=scale, signed=signed)
+    shared, bound = collapse(sums)
     if y.ndim == 1:
         return GaussianBelief(shared.mean[0], shared.scale_tril), {"bound": bound}
     return shared, {"bound": bound}

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from numpyro_gpx.beliefs import GaussianBelief
 from numpyro_gpx.conditionals import RowSums, from_precision, optimal_belief
+from numpyro_gpx.kernels.distances import safe_sqrt
 from numpyro_gpx.means import Zero
 from numpyro_gpx.uncertain import InputBelief
 
@@ -24,20 +25,17 @@ class Rows(NamedTuple):
     """The training rows at one point set.
 
     Attributes:
-        A: Projection of the inputs, `(M, N)` or `(P, M, N)`; `None` where the inputs
-            are beliefs.
-        variances: Prior variances, `(N,)`; `None` likewise.
+        X: Inputs of the GP, `(N, D)`; `None` where they are a belief.
         shift: Mean function and offset, `(N,)` or `(N, P)`; `None` for 0.
-        precision: Noise precision times weight, `(N,)`, or `(N, P)` if the entries of
-            a row differ.
-        counts: The weights alone, of the same shape.
+        counts: Weights of the rows, `(N,)`, or of their entries, `(N, P)`.
+        precision: Noise precision, of the shape of `counts`; `None` where one number
+            serves all rows, which then does not depend on their latent inputs.
     """
 
-    A: Array | None
-    variances: Array | None
+    X: Float[Array, "N D"] | None
     shift: Array | None
-    precision: Float[Array, " N *P"]
     counts: Float[Array, " N *P"]
+    precision: Float[Array, " N *P"] | None
 
 
 def rows_at(gp, X, site, gp_scale) -> Rows:
@@ -55,76 +53,106 @@ def rows_at(gp, X, site, gp_scale) -> Rows:
         mean = gp.prior.mean(X.mean if isinstance(X, InputBelief) else X)
         mean = mean[:, None] if mean.ndim < y.ndim else mean
         shift = mean if shift is None else mean + shift
-    dtype = fn.latent.mean.dtype
-    counts = jnp.ones(y.shape[:1], dtype)
+    counts = jnp.ones(y.shape[:1], fn.latent.mean.dtype)
     if gp_scale is not None:
         counts = counts / gp_scale
     for factor in (site["scale"], fn.weights, fn.keep):
         if factor is not None:
             counts = _times(counts, jnp.asarray(factor))
-    scale = jnp.asarray(fn.likelihood.scale)
+    known = None if isinstance(X, InputBelief) else X
+    precision = _row_precision(fn.likelihood.scale, y)
+    if precision is None:
+        return Rows(known, shift, counts, None)
+    both = _times(counts, precision)
+    counts = _times(counts, jnp.ones_like(both))
+    return Rows(known, shift, counts, _times(jnp.ones_like(both), precision))
+
+
+def _row_precision(scale, y):
+    """Noise precision by row or entry; `None` if it is one number."""
+    scale = jnp.asarray(scale)
+    if scale.ndim == 0:
+        return None
     if scale.ndim == 2 and scale.shape[1] == 1:
-        scale = scale[:, 0]
-    elif scale.ndim > 0 and y.ndim == 2:  # a noise for each output
-        scale = jnp.broadcast_to(scale, y.shape)
-    precision = _times(counts, scale**-2.0)
-    counts = _times(counts, jnp.ones_like(precision))
-    if isinstance(X, InputBelief):
-        return Rows(None, None, shift, precision, counts)
-    variances = jnp.stack([kernel.diag(X) for kernel in gp.prior.kernels])
-    variances = variances[0] if len(gp.prior.kernels) == 1 else variances
-    return Rows(gp.prior.project(X), variances, shift, precision, counts)
+        return scale[:, 0] ** -2.0
+    return jnp.broadcast_to(scale, y.shape) ** -2.0
 
 
-def row_sums(gp, X, rows: Rows, weights, y) -> RowSums:
-    """The sums of the collapsed bound, where all entries of a row weigh alike."""
+def row_sums(prior, belief, rows: Rows, weights, y, *, scale, signed: bool) -> RowSums:
+    """The sums of the collapsed bound, where all entries of a row weigh alike.
+
+    Args:
+        prior: The GP.
+        belief: Its inputs, if they are a belief.
+        rows: The rows at S point sets.
+        weights: Weights of the point sets, `(S,)`.
+        y: Targets `(N,)` or `(N, P)`.
+        scale: Standard deviation of the noise, used where it is one number.
+        signed: Whether some weights may be negative.
+    """
     y = y[:, None] if y.ndim == 1 else y
-    lam = weights[:, None] * rows.precision  # (S, N)
-    present = rows.counts > 0.0
-    rate = jnp.where(
-        present, rows.precision / jnp.where(present, rows.counts, 1.0), 1.0
-    )
-    log_rate = rows.counts * jnp.log(rate / (2.0 * jnp.pi))
+    # One number is multiplied last, so that its gradient costs nothing.
+    common = scale**-2.0 if rows.precision is None else jnp.ones((), y.dtype)
+    own = jnp.ones((), y.dtype) if rows.precision is None else rows.precision
+    lam = weights[:, None] * rows.counts * own  # (S, N)
+    log_rate = rows.counts * jnp.log(common * own / (2.0 * jnp.pi))
     log_precision = jnp.sum(weights[:, None] * log_rate)
-    y = jnp.where(present[0][:, None], y, 0.0)  # masked targets may be NaN
+    y = jnp.where(rows.counts[0][:, None] > 0.0, y, 0.0)  # masked targets may be NaN
     if rows.shift is None:
         residual = y[None]  # (1, N, P): the same at all point sets
     else:
         shift = rows.shift if rows.shift.ndim == 3 else rows.shift[..., None]
         residual = y - shift
-    squares = jnp.sum(lam[..., None] * residual**2)
-    if rows.A is None:
-        psi = gp.prior.psi(X, lam[0])
+    squares = jnp.sum(lam * jnp.sum(residual**2, axis=-1))
+    gram, linear, variance = _products(prior, belief, rows.X, lam, residual, signed)
+    sums = (common * x for x in (gram, linear, squares, variance))
+    return RowSums(*sums, log_precision)
+
+
+def _products(prior, belief, X, lam, residual, signed):
+    """The sums that involve the kernel, for rows of weight `lam` `(S, N)`."""
+    if X is None:
+        psi = prior.psi(belief, lam[0])
         linear = (psi.psi1 * lam[0][:, None]).T @ residual[0]
-        variance = jnp.sum(lam[0] * psi.psi0)
-        return RowSums(psi.psi2, linear, squares, variance, log_precision)
-    weighted = rows.A * lam[:, None, :]  # (S, M, N)
-    gram = jnp.einsum("smn,skn->mk", weighted, rows.A)
+        return psi.psi2, linear, jnp.sum(lam[0] * psi.psi0)
+    # All points as rows of one matrix: a product of large matrices is faster than
+    # many products of small ones.
+    X = X.reshape(-1, X.shape[-1])  # (S N, D)
+    variance = jnp.sum(lam.reshape(-1) * prior.kernels[0].diag(X))
+    if signed:
+        A = prior.project(X)  # (M, S N)
+        weighted = A * lam.reshape(-1)
+        return weighted @ A.T, _linear(weighted, residual, lam.shape), variance
+    roots = safe_sqrt(lam.reshape(-1))
+    gram, K = prior.gram(X, roots)
+    linear = prior.factor.W @ _linear(K * roots, residual, lam.shape)
+    return gram, linear, variance
+
+
+def _linear(weighted, residual, shape):
+    """Weighted sum of the residuals, `(M, P)`, over S point sets of N rows."""
     if residual.shape[0] == 1:  # average the points first: M x N x P instead of S times
-        linear = jnp.sum(weighted, axis=0) @ residual[0]
-    else:
-        linear = jnp.einsum("smn,snp->mp", weighted, residual)
-    variance = jnp.sum(lam * rows.variances)
-    return RowSums(gram, linear, squares, variance, log_precision)
+        return jnp.sum(weighted.reshape(-1, *shape), axis=1) @ residual[0]
+    return weighted @ residual.reshape(-1, residual.shape[-1])
 
 
-def entry_belief(gp, X, rows: Rows, weights, y) -> GaussianBelief:
+def entry_belief(prior, belief, rows: Rows, weights, y, *, scale) -> GaussianBelief:
     """The optimal belief where the entries of a row differ, output by output."""
-    entries = (rows.precision.shape[0], *y.shape)
-    lam = rows.precision if rows.precision.ndim == 3 else rows.precision[..., None]
+    entries = (rows.counts.shape[0], *y.shape)
+    own = scale**-2.0 if rows.precision is None else rows.precision
+    lam = rows.counts * own
+    lam = lam if lam.ndim == 3 else lam[..., None]
     lam = jnp.broadcast_to(weights[:, None, None] * lam, entries)  # (S, N, P)
     shift = jnp.zeros(()) if rows.shift is None else rows.shift
     shift = shift[..., None] if shift.ndim == 2 else shift
     residual = jnp.where(lam > 0.0, y - shift, 0.0)  # masked targets may be NaN
-    if rows.A is not None:
-        A = jnp.moveaxis(rows.A, 0, -2)  # (M, S, N) or (P, M, S, N)
+    if rows.X is not None:
+        A = prior.project(rows.X.reshape(-1, rows.X.shape[-1]))
         flat = (-1, y.shape[1])
-        return optimal_belief(
-            A.reshape(*A.shape[:-2], -1), residual.reshape(flat), lam.reshape(flat)
-        )
+        return optimal_belief(A, residual.reshape(flat), lam.reshape(flat))
 
     def one_output(lam, residual):
-        psi = gp.prior.psi(X, lam)
+        psi = prior.psi(belief, lam)
         B = jnp.eye(psi.psi2.shape[0], dtype=lam.dtype) + psi.psi2
         return from_precision(B, psi.psi1.T @ (lam * residual))
 

@@ -116,6 +116,13 @@ class UnscentedLatent(GaussianGuide):
             covariance=config["covariance"],
         )  # fmt: skip
 
+    def meaning(self, parameter):
+        if any(
+            parameter.startswith(f"{site}_{self.prefix}") for site in self._row_sites
+        ):
+            return "rows", parameter
+        return self.inner.meaning(parameter)
+
     @property
     def can_be_rebuilt(self):
         return self.encoder is None or self.encoder.features is None
@@ -165,7 +172,9 @@ class UnscentedLatent(GaussianGuide):
                 transform = self._row_sites[site].transform
                 latents[site] = LatentInput(
                     belief, points.get(site), weights,
-                    random=self.rule.random, unconstrained=_is_identity(transform),
+                    random=self.rule.random,
+                    signed=self.rule.has_negative_weights(self._num_columns(rows)),
+                    unconstrained=_is_identity(transform),
                 )  # fmt: skip
                 fn = self._distribution(site, belief)
                 mark = {"latent": latents[site]}
@@ -185,6 +194,9 @@ class UnscentedLatent(GaussianGuide):
             found[site] = jax.vmap(lambda z, n=site: self._on_support(n, z))(z)
             start += belief.shape[1]
         return found, weights
+
+    def _num_columns(self, rows):
+        return sum(belief.shape[1] for belief in rows.values())
 
     def _on_support(self, site, z):
         """Values `(B, ...)` of a site from rows `(B, Q)` of the real line."""

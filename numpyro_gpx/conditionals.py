@@ -78,6 +78,24 @@ class SparsePrior(eqx.Module):
             return solve_triangular(self.factor.L, K, lower=True)
         return self.factor.W @ K
 
+    def gram(
+        self, X: Float[Array, "N D"], roots: Float[Array, " N"]
+    ) -> tuple[Float[Array, "M M"], Float[Array, "M N"]]:
+        r"""Sums :math:`\sum_n r_n^2 a_n a_n^\top` over known rows, and `r_n k(Z, x_n)`.
+
+        Of the one kernel, with :math:`a_n = L_{uu}^{-1} k(Z, x_n)`; `roots` are the
+        square roots :math:`r_n` of the rows' weights.
+        """
+        L, W = self.factor
+        K = roots * Kuf(self.inducing, self.kernels[0], X)  # (M, N)
+        # By Cauchy-Schwarz no entry of `K K^T` exceeds this.
+        most = jnp.sum(roots**2 * self.kernels[0].diag(X)) * jnp.max(
+            jnp.sum(L**2, axis=-1)
+        )
+        rounding = jnp.finfo(K.dtype).eps * jnp.sum(W**2) * most
+        stable = jax.lax.stop_gradient(rounding < 1e-6)
+        return projected_gram(W, K, stable), K
+
     def psi(self, inputs: InputBelief, weights: Float[Array, " N"]) -> Psi:
         """Psi statistics of the one kernel, in terms of `v`: `psi1` is `(N, M)`."""
         if len(self.kernels) > 1:

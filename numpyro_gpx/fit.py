@@ -232,7 +232,7 @@ class Fit:
         if kwargs.get("batch_size") is not None:
             raise ValueError("`predict` needs all rows; leave `batch_size` out.")
         given = self._given(given, len(args[0]) if args else kwargs["num_rows"])
-        components = self._global_components(num_components, given)
+        components = self.global_components(num_components, given)
         chunks, sizes = [], []
         self._check_shapes(args, kwargs)
         train = (self.args, self.kwargs)
@@ -292,11 +292,11 @@ class Fit:
             A dictionary of `Prediction`s of the parts of the function.
         """
         problem = self.problem(site)
-        components = self._global_components(num_components)
+        components = self.global_components(num_components)
         args, kwargs = new_arguments(self.model, args, kwargs)
         with single_blas_thread():
             parts = parts_at(problem, components, args, kwargs, self.key)
-        size = np.shape(args[0])[0]
+        size = np.shape(args[0])[0] if args else kwargs["num_rows"]
         return {name: Prediction([fn], [size], self.key) for name, fn in parts.items()}
 
     def functions(self, key, num_draws: int, *, site=None) -> Callable:
@@ -439,7 +439,15 @@ class Fit:
             checks.finite(f"given[{name!r}]", x)
         return values
 
-    def _global_components(self, number, given=()):
+    def global_components(self, number: int | None = None, given=()) -> dict[str, Any]:
+        """Values of global sites, draws or beliefs, with a leading axis.
+
+        Predictions average over them.
+
+        Args:
+            number: How many; one is enough if nothing is drawn.
+            given: Row-local sites whose values are known.
+        """
         components = self._all_components(number, given)
         return {name: components[name] for name in self.structure.global_sites}
 

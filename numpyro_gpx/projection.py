@@ -88,7 +88,7 @@ class Projection:
             site: Observed site; may be left out if there is one.
         """
         problem = self._fit.problem(site)
-        components = _components(self._fit, num_draws)
+        components = self._fit.global_components(num_draws, (self._site,))
         count = jax.tree.leaves(components)[0].shape[0]
         index = jnp.arange(num_draws) % count
         components = jax.tree.map(lambda x: x[index], components)
@@ -138,7 +138,9 @@ def project(
         raise ValueError("`rule` must have points; got the analytic one.")
     args, kwargs = as_arrays(*inputs_first(fit.model, args, kwargs))
     check_data(fit.model, args, kwargs)
-    search = _Search(fit.problem(), site, _components(fit, _NUM_COMPONENTS), rule)
+    search = _Search(
+        fit.problem(), site, fit.global_components(_NUM_COMPONENTS, (site,)), rule
+    )
     num_rows = np.shape(args[0])[0]
     with single_blas_thread():
         key_candidates, key_points = jr.split(key)
@@ -244,12 +246,6 @@ def _latent_site(fit) -> str:
             f"{site.shape[1:]}."
         )
     return names[0]
-
-
-def _components(fit, number):
-    """Components of the global posterior; one if nothing global is random."""
-    components = fit.posterior.components(number)
-    return {name: components[name] for name in fit.structure.global_sites}
 
 
 def _candidates(key, fit, site) -> Array:

@@ -168,7 +168,7 @@ def simulate(
     keys = jr.split(key, num_steps)
     with single_blas_thread():
         mean, var = _propagate(
-            fit.problem(site), _components(fit, num_components), rule, joint,
+            fit.problem(site), fit.global_components(num_components), rule, joint,
             lags, known, keys,
         )  # fmt: skip
     return Simulation(np.asarray(mean), np.asarray(var))
@@ -210,7 +210,7 @@ def simulate_paths(
     keys = jr.split(key, num_steps)
     with single_blas_thread():
         paths = _draw_paths(
-            fit.problem(site), _components(fit, num_components),
+            fit.problem(site), fit.global_components(num_components),
             jnp.tile(lags, (num_paths, 1)), known, keys,
         )  # fmt: skip
     return np.asarray(paths).T
@@ -307,14 +307,6 @@ def _symmetric_root(C):
     """
     values, vectors = jnp.linalg.eigh(C)
     return (vectors * jnp.sqrt(jnp.maximum(values, 0.0))) @ vectors.T
-
-
-def _components(fit, number):
-    """Site values with a leading axis, of the sites that new rows share."""
-    sites = fit.structure.latents.values()
-    random_rows = bool(fit.structure.noise) or any(site.row_local for site in sites)
-    components = fit.posterior.components(number, random_rows=random_rows)
-    return {name: components[name] for name in fit.structure.global_sites}
 
 
 def _start(fit, history, num_steps, exogenous):

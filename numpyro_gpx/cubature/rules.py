@@ -57,6 +57,10 @@ class Rule(eqx.Module):
     def standard(self, num_dims: int) -> tuple[np.ndarray, np.ndarray]:
         """Points `(S, Q)` and weights `(S,)` for a standard normal."""
 
+    def has_negative_weights(self, num_dims: int) -> bool:
+        """Whether averages of positive functions may be negative."""
+        return False
+
     def nodes(self, belief: InputBelief, key=None) -> Nodes:
         """Point sets for every row of `belief`.
 
@@ -177,6 +181,9 @@ class SphericalRadial(Rule):
     def num_points(self, num_dims):
         return 2 * num_dims if self.degree == 3 else 2 * num_dims**2 + 1
 
+    def has_negative_weights(self, num_dims):
+        return self.degree == 5 and num_dims > 4
+
     def standard(self, num_dims):
         if self.degree == 3:
             return Unscented().standard(num_dims)
@@ -199,7 +206,8 @@ class SphericalRadial(Rule):
 class MonteCarlo(Rule):
     """Independent draws, new ones for every row and every evaluation.
 
-    Unbiased, so that its average is the bound; noisy, so that it needs `fit_svi`.
+    Noisy, so that it needs `fit_svi`. Its average is the bound, save under
+    `OptimalGaussian`, whose belief is the best for the very draws it is judged by.
 
     Args:
         num_draws: Draws S of each row.

@@ -27,6 +27,7 @@ class LatentInput(eqx.Module):
             rule, which hands the belief itself to the model.
         weights: Weights of the point sets, `(S,)`.
         random: Whether the rule draws its points.
+        signed: Whether weights may be negative.
         unconstrained: Whether the site's support is the real line.
     """
 
@@ -34,6 +35,7 @@ class LatentInput(eqx.Module):
     points: Float[Array, "S N ..."] | None
     weights: Float[Array, " S"] | None
     random: bool = eqx.field(static=True)
+    signed: bool = eqx.field(static=True)
     unconstrained: bool = eqx.field(static=True)
 
     def has_closed_kl(self, prior: dist.Distribution) -> bool:

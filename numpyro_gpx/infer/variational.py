@@ -40,6 +40,8 @@ __all__ = ["fit_lbfgs", "fit_svi"]
 
 # Draws of the bound that a fit with latent inputs reports.
 _REPORTED_DRAWS = 1000
+# Draws of an objective that has noise.
+_OBJECTIVE_DRAWS = 100
 # By how many nats a row the objective of a rule may exceed the bound without a word.
 _TOLERATED_EXCESS = 0.1
 # Steps between looks at the losses.
@@ -213,7 +215,7 @@ def _report_bound(fit: Fit) -> None:
     """Record a bound beside the objective, which with few points is none."""
     bound = fit.elbo(_REPORTED_DRAWS)
     fit.info["elbo"], fit.info["elbo_standard_error"] = bound
-    objective = fit.objective(_REPORTED_DRAWS)
+    objective = fit.objective(_OBJECTIVE_DRAWS)
     fit.info["objective"] = objective.value
     noise = bound.standard_error + objective.standard_error
     num_rows = sum(plate.size for plate in fit.structure.row_plates.values())
@@ -249,32 +251,24 @@ def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] 
     """
     if init is None:
         return None
-    functions = (model, guide) if _alike(init, guide) else (model,)
-    shapes = {}
-    for function in functions:
+    same = {}
+    for function in (model, guide):
         for name, site in abstract_trace(function, args, kwargs).items():
-            if site["type"] == "param":
-                shapes[name] = jnp.shape(site["value"])
-    same = {n: x for n, x in init.params.items() if jnp.shape(x) == shapes.get(n)}
+            if site["type"] == "param" and name in init.params:
+                ours = function is model or _means_the_same(init, guide, name)
+                if ours and jnp.shape(site["value"]) == jnp.shape(init.params[name]):
+                    same[name] = init.params[name]
     return {**_mean_theta(init, guide), **same}
 
 
-def _alike(init: Fit, guide) -> bool:
-    """Whether two guides mean the same by their parameters."""
+def _means_the_same(init: Fit, guide, name: str) -> bool:
+    """Whether a parameter means the same in the guide of another fit."""
     from numpyro_gpx.guides.base import GaussianGuide
 
     other = getattr(init.posterior, "guide", None)
-    if type(other) is not type(guide):
-        return False
-    if not (isinstance(guide, GaussianGuide) and isinstance(other, GaussianGuide)):
-        return True
-    ours, theirs = guide.structure, other.structure
-
-    def meaning(structure):
-        whitened = {name: structure.latents[name].whitened for name in structure.gps}
-        return structure.hyperparameters, whitened
-
-    return meaning(ours) == meaning(theirs) and guide.prefix == other.prefix
+    if isinstance(guide, GaussianGuide) and isinstance(other, GaussianGuide):
+        return guide.meaning(name) == other.meaning(name)
+    return type(other) is type(guide)
 
 
 def _mean_theta(init: Fit, guide) -> dict:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from numpyro_gpx.fields import positive
-from numpyro_gpx.kernels.base import Kernel, check_rank
+from numpyro_gpx.kernels.base import Kernel, as_inputs, check_rank, fit_columns
 from numpyro_gpx.kernels.distances import (
     safe_sqrt,
     squared_distance,
@@ -45,6 +45,12 @@ class Smooth(Kernel):
     def matrix(self, X, X2=None):
         s = squared_distances(X, X2, self.lengthscale)  # (N, N2)
         return self.variance * self.profile(s)
+
+    def diag(self, X):
+        X = as_inputs("X", X)
+        fit_columns("lengthscale", self.lengthscale, X[0])
+        dtype = jnp.result_type(self.variance, X)
+        return jnp.broadcast_to(self.variance.astype(dtype), X.shape[:1])
 
 
 class RBF(Smooth):

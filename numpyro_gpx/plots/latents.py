@@ -56,9 +56,9 @@ def latent_space(
     if ax is None:
         ax = plt.subplots(figsize=(5.0, 4.6), layout="constrained")[1]
     few = len(mean) <= 200
-    looks = styles(range(len(groups)))
-    for i, (label, rows) in enumerate(groups):
-        look = looks[i]
+    looks = styles([str(label) for label, _ in groups])
+    for label, rows in groups:
+        look = looks[str(label)]
         # Ellipses first: no mean is hidden by another row's uncertainty.
         ax.add_collection(
             EllipseCollection(
@@ -69,7 +69,7 @@ def latent_space(
             )
         )  # fmt: skip
         ax.scatter(
-            *mean[rows].T, s=16 if few else 6, color=look["color"],
+            mean[rows, 0], mean[rows, 1], s=16 if few else 6, color=look["color"],
             marker=look["marker"], linewidths=0, alpha=0.9, zorder=2, label=label,
         )  # fmt: skip
     ax.set_xlabel(f"latent dimension {first}")
@@ -164,7 +164,7 @@ def manifold(
         edges = np.quantile(means[:, list(dims)], [0.01, 0.99], axis=0)
     else:
         edges = np.asarray(limits, float).T
-    across, up = (np.linspace(*edges[:, j], num[j]) for j in (0, 1))
+    across, up = (np.linspace(edges[0, j], edges[1, j], num[j]) for j in (0, 1))
     H = np.zeros((num[0] * num[1], means.shape[1]))
     # From the top: the second dimension grows upwards, as in `latent_space`.
     H[:, dims[1]], H[:, dims[0]] = (x.ravel() for x in _pairs(up[::-1], across))
@@ -224,6 +224,7 @@ def reconstructions(
     """
     import matplotlib.pyplot as plt
     from matplotlib import colormaps
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     checks.at_least("num", num, 1)
     checks.at_least("num_draws", num_draws, 0)
@@ -244,10 +245,10 @@ def reconstructions(
     grey = colormaps["gray"].with_extremes(bad=_MISSING)
     cell = 0.95
     figure, grid = plt.subplots(
-        len(pixels), num, squeeze=False, layout="constrained",
+        len(pixels), num, squeeze=False,
+        layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0),
         figsize=(cell * num + 1.3, cell * len(pixels) * shape[0] / shape[1] + 0.2),
     )  # fmt: skip
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
     for axes, (name, images) in zip(grid, pixels.items(), strict=True):
         if name == "sd":
             look = dict(cmap="magma", vmin=0.0, vmax=images.max())
@@ -288,7 +289,7 @@ def _dims(fit, means, dims) -> tuple[int, int]:
                 f"`dims` must be two different dimensions below {num_dims}; got "
                 f"{tuple(dims)}."
             )
-        return chosen
+        return chosen[0], chosen[1]
     known = fit.structure.latents.get(_LENGTHSCALE)
     if known is None or known.shape != (num_dims,):
         return 0, 1

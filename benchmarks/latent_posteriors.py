@@ -34,7 +34,7 @@ def make_data(seed):
     """Rows drawn from a full GP of latent inputs."""
     rng = np.random.default_rng(seed)
     H = rng.normal(size=(NUM_ROWS, NUM_LATENTS))
-    K = np.asarray(gpx.kernels.RBF(lengthscale=1.5)(H)) + 1e-9 * np.eye(NUM_ROWS)
+    K = np.asarray(gpx.kernels.RBF(lengthscale=2.5)(H)) + 1e-9 * np.eye(NUM_ROWS)
     F = np.linalg.cholesky(K) @ rng.normal(size=(NUM_ROWS, NUM_OUTPUTS))
     Z = rng.normal(size=(NUM_INDUCING, NUM_LATENTS))
     return F + 0.3 * rng.normal(size=F.shape), Z, H

@@ -7,11 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = ("speed.py", "hyperparameter_posteriors.py", "piecewise_link.py")
+SCRIPTS = (
+    "speed.py",
+    "hyperparameter_posteriors.py",
+    "piecewise_link.py",
+    "gplvm_speed.py",
+    "latent_posteriors.py",
+)
 # These read real data, and run where NUMPYRO_GPX_DATA names its folder.
 DATA_SCRIPTS = (
     "free_simulation.py",
     "piecewise_tables.py",
+    "unscented_tables.py",
 )
 
 

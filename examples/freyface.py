@@ -33,7 +33,7 @@ def main(args=None) -> None:
     mean_image = train.mean(axis=0)
     scale = float(np.std(train - mean_image))
     Y = (train - mean_image) / scale
-    fit, patchy = fit_images(Y, options)
+    fit = fit_images(Y, options)
     print(
         f"objective {fit.info['objective']:.0f}; bound, of 1000 draws, "
         f"{fit.info['elbo']:.0f} ± {fit.info['elbo_standard_error']:.0f}; "
@@ -43,9 +43,10 @@ def main(args=None) -> None:
     upper_half = np.arange(test.shape[1]) < (shape[0] // 2) * shape[1]
     seen = np.where(upper_half, test, np.nan)
     projection = gpx.project(
-        patchy,
+        fit,
         (seen - mean_image) / scale,
         key=jr.key(1),
+        missing=True,  # unlike the images that were learnt from
         num_steps=20 if options.quick else 300,
     )
     completed = projection.reconstruct().rescaled(mean_image, scale)
@@ -62,17 +63,12 @@ def main(args=None) -> None:
 
 
 def fit_images(Y, options):
-    """The fit, and the same fit with a model that may meet missing pixels."""
+    """A GPLVM with two latent dimensions."""
     start = np.asarray(gpx.starting.pca(Y, 2))
     Z = gpx.inducing.kmeans(jr.key(0), start, 10 if options.quick else 50)
 
-    def make(missing):
-        return gpx.models.gplvm(Z, num_outputs=Y.shape[1], missing=missing)
-
-    # The images to learn from are whole. Where pixels may be missing each has a
-    # covariance of its own, which would cost as many times more.
-    model = make(missing=False)
-    fit = gpx.fit_lbfgs(
+    model = gpx.models.gplvm(Z, num_outputs=Y.shape[1])
+    return gpx.fit_lbfgs(
         model,
         gpx.guides.UnscentedLatent(gpx.guides.OptimalGaussian(model)),
         Y,
@@ -80,11 +76,6 @@ def fit_images(Y, options):
         max_steps=5 if options.quick else 200,
         progress=not options.quick,
     )
-    patchy = gpx.Fit(
-        make(missing=True), fit.args, fit.kwargs, fit.posterior,
-        engine=fit.engine, params=fit.params, jitter=fit.jitter,
-    )  # fmt: skip
-    return fit, patchy
 
 
 def side_by_side(*figures):

@@ -74,15 +74,11 @@ def fit_all(X, y, options):
         ),
     )
 
-    # Latent inputs that start as noise are soon found useless, and stay unused; those
-    # that start at the targets say something from the first step.
-    start = ((y - y.mean()) / y.std())[:, None]
-
     def guide():
+        # The latent inputs start at the targets (`init="targets"`, the default here);
+        # as noise they would be found useless at first, and stay unused.
         return gpx.guides.UnscentedLatent(
-            gpx.guides.WhitenedGaussian(latent),
-            rule=gpx.cubature.MonteCarlo(1),
-            init=start,
+            gpx.guides.WhitenedGaussian(latent), rule=gpx.cubature.MonteCarlo(1)
         )
 
     common = dict(

@@ -105,8 +105,10 @@ def row_sums(prior, belief, rows: Rows, weights, y, *, scale, signed: bool) -> R
         residual = y - shift
     squares = jnp.sum(lam * jnp.sum(residual**2, axis=-1))
     gram, linear, variance = _products(prior, belief, rows.X, lam, residual, signed)
-    sums = (common * x for x in (gram, linear, squares, variance))
-    return RowSums(*sums, log_precision)
+    return RowSums(
+        common * gram, common * linear, common * squares, common * variance,
+        log_precision,
+    )  # fmt: skip
 
 
 def _products(prior, belief, X, lam, residual, signed):

@@ -49,9 +49,9 @@ class UnscentedLatent(GaussianGuide):
         encoder: Read the belief off the data by a network (`gpx.guides.Encoder()`)
             instead of giving each row its own parameters.
         covariance: `"diagonal"` or `"full"`, for each row.
-        init: Where the means start: `"pca"`, `"random"`, or an array `(N, Q)`. By
-            default principal components if the targets have as many columns as the
-            latent input, else random.
+        init: Where the means start: `"pca"`, `"targets"` (standardised), `"random"`, or
+            an array `(N, Q)`. By default principal components if the targets have as
+            many columns as the latent input, else the targets.
 
     References:
         Dissertation 3.2-3.4; Titsias & Lawrence (2010); tutorial 4.2.
@@ -76,9 +76,10 @@ class UnscentedLatent(GaussianGuide):
                 "The analytic rule needs `covariance='diagonal'`; use another rule, "
                 "such as `gpx.cubature.Unscented()`, for full covariances."
             )
-        if isinstance(init, str) and init not in ("pca", "random"):
+        if isinstance(init, str) and init not in ("pca", "targets", "random"):
             raise ValueError(
-                f"`init` must be 'pca', 'random' or an array (N, Q); got {init!r}."
+                "`init` must be 'pca', 'targets', 'random' or an array (N, Q); got "
+                f"{init!r}."
             )
         super().__init__(
             inner.model, theta=inner.theta, prefix=inner.prefix,
@@ -295,9 +296,12 @@ class UnscentedLatent(GaussianGuide):
                 f"`init='pca'` needs targets with at least {num_dims} columns; got "
                 f"shape {y.shape}. Use `init='random'`."
             )
-        if wide and self.init != "random":
+        if wide and self.init in (None, "pca"):
             return pca(y, num_dims).astype(latent.dtype)
-        return jr.normal(key, (num_rows, num_dims), latent.dtype)
+        random = jr.normal(key, (num_rows, num_dims), latent.dtype)
+        if self.init == "random":
+            return random
+        return random.at[:, : min(num_dims, y[0].size)].set(_standard(y, num_dims))
 
     def _targets(self, args, kwargs):
         """The targets of all rows."""
@@ -319,6 +323,14 @@ class UnscentedLatent(GaussianGuide):
                 )
             (self._plates[signature],) = structure.row_plates.items()
         return self._plates[signature]
+
+
+def _standard(y, num_columns):
+    """The first columns of the targets, with mean 0 and standard deviation 1."""
+    y = y.reshape(y.shape[0], -1)[:, :num_columns].astype(float)
+    y = jnp.where(jnp.isnan(y), jnp.nanmean(y, axis=0), y)
+    spread = jnp.std(y, axis=0)
+    return (y - jnp.mean(y, axis=0)) / jnp.where(spread > 0.0, spread, 1.0)
 
 
 def _is_identity(transform) -> bool:

@@ -48,11 +48,13 @@ def gplvm(
             left out.
         mean: Mean function; zero if left out.
         learn_inducing: Whether `Z` is a parameter, or fixed.
-        missing: Whether NaN in the data stands for a missing entry.
+        missing: Whether NaN in the data stands for a missing entry; a call of the model
+            may say otherwise. Whole data are faster without: all outputs then share
+            one covariance.
 
     Returns:
-        A model `(y=None, *, num_rows=None, batch_size=None)`; without data it draws
-        `num_rows` rows.
+        A model `(y=None, *, num_rows=None, batch_size=None, missing=missing)`; without
+        data it draws `num_rows` rows.
 
     References:
         Lawrence (2004); Titsias & Lawrence (2010); dissertation 2.4.
@@ -63,11 +65,11 @@ def gplvm(
         missing=missing,
     )  # fmt: skip
 
-    def model(y=None, *, num_rows=None, batch_size=None):
+    def model(y=None, *, num_rows=None, batch_size=None, missing=missing):
         if y is None:
             checks.at_least("num_rows", num_rows, 1)
         rows = num_rows if y is None else y.shape[0]
-        joined(jnp.zeros((rows, 0)), y, batch_size=batch_size)
+        joined(jnp.zeros((rows, 0)), y, batch_size=batch_size, missing=missing)
 
     return model
 
@@ -101,10 +103,11 @@ def latent_gp(
             left out.
         mean: Mean function; zero if left out.
         learn_inducing: Whether `Z` is a parameter, or fixed.
-        missing: Whether NaN in the targets stands for a missing entry.
+        missing: Whether NaN in the targets stands for a missing entry; a call of the
+            model may say otherwise.
 
     Returns:
-        A model `(X, y=None, *, batch_size=None)`.
+        A model `(X, y=None, *, batch_size=None, missing=missing)`.
 
     References:
         Tutorial 4.2-4.3; Dutordoir et al. (2018); Salimbeni et al. (2019).
@@ -126,7 +129,7 @@ def latent_gp(
     kernel = stationary(num_dims=start.shape[1]) if kernel is None else kernel
     likelihood = gaussian_noise if likelihood is None else likelihood
 
-    def model(X, y=None, *, batch_size=None):
+    def model(X, y=None, *, batch_size=None, missing=missing):
         points = Points(numpyro.param("Z", start)) if learn_inducing else inducing
         f = gp(
             "f", resolve(kernel), inducing=points, mean=mean, num_outputs=num_outputs

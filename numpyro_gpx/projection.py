@@ -120,8 +120,9 @@ def project(
     Args:
         fit: A fit of a model with one latent input of the rows, whatever the engine.
         args: The model's arguments for the new rows, targets included: `y`, or `X, y`.
-            NaN in the targets is a missing entry if the model was made with
-            `missing=True` or passes `missing=True` to `gpx.observe`.
+            Models of `gpx.models` take NaN in the targets for missing entries if
+            called with `missing=True` (see `kwargs`); others must pass it to
+            `gpx.observe`.
         key: Random key.
         rule: How expectations over the latent input are taken; `Unscented()` if left
             out.

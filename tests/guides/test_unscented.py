@@ -428,7 +428,7 @@ def test_words():
         UnscentedLatent(inner, rule="unscented")
     with pytest.raises(ValueError, match="needs `covariance='diagonal'`"):
         UnscentedLatent(inner, rule=Analytic(), covariance="full")
-    with pytest.raises(ValueError, match="`init` must be 'pca', 'random' or an array"):
+    with pytest.raises(ValueError, match="`init` must be 'pca', 'targets', 'random'"):
         UnscentedLatent(inner, init="zeros")
     svgp = gpx.models.svgp(gpx.inducing.Points(jnp.zeros((1, 1))))
     with pytest.raises(ValueError, match="no latent input of its rows"):

@@ -19,10 +19,10 @@ __all__ = ["Encoder"]
 class Encoder(eqx.Module):
     r"""A multilayer perceptron from a row's data to the mean and scale of its latent.
 
-    :math:`m_n = s_n + \text{net}_1(x_n)`, :math:`\log` scale
-    :math:`= c + \text{net}_2(x_n)`, where :math:`s_n` is where a free belief would
-    start (principal components: a linear map of the data), so that training starts
-    there.
+    :math:`m_n = B^\top x_n + b + \text{net}_1(x_n)`, :math:`\log` scale
+    :math:`= c + \text{net}_2(x_n)`. The networks start at 0 and the linear map where it
+    comes nearest to the start of a free belief: exactly there for principal components
+    of whole data.
 
     Args:
         widths: Hidden widths.

@@ -10,6 +10,7 @@ from numpyro_gpx.conditionals import collapse
 from numpyro_gpx.distributions import ExpectedLikelihood
 from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.guides.rows import Rows, entry_belief, row_sums, rows_at
+from numpyro_gpx.infer.elbo import CollapsedBound
 from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.latents import GaussianLatent
 from numpyro_gpx.likelihoods import Gaussian
@@ -85,15 +86,16 @@ class OptimalGaussian(GaussianGuide):
             every = jax.vmap(rows)(points)
         else:
             every = jax.tree.map(lambda x: x[None], rows(beliefs))
-        belief, marks = _solve(gp.prior, X, every, weights, site, signed)
-        if marks:
-            bound = marks["bound"] if scale is None else scale * marks["bound"]
-            marks = {"collapsed": (observed, bound)}
+        belief, bound = _solve(gp.prior, X, every, weights, site, signed)
         if not gp.whiten:
             y = site["value"]
             shift = gp.prior.inducing_mean(None if y.ndim == 1 else y.shape[1])
             belief = belief.affine(shift, gp.prior.factor.L)
-        return {"belief": belief, **marks}
+        if bound is None:
+            return {"belief": belief}
+        bound = bound if scale is None else scale * bound
+        collapsed = CollapsedBound(self.model, observed, bound)
+        return {"belief": belief, "collapsed": collapsed}
 
 
 def _integration(latents):
@@ -106,14 +108,15 @@ def _integration(latents):
 
 
 def _solve(prior, X, rows: Rows, weights, site, signed):
+    """The optimal belief, and the bound with it if outputs share a covariance."""
     y, scale = site["value"], site["fn"].likelihood.scale
     if rows.counts.ndim > 2 or len(prior.kernels) > 1:
-        return entry_belief(prior, X, rows, weights, y, scale=scale), {}
+        return entry_belief(prior, X, rows, weights, y, scale=scale), None
     sums = row_sums(prior, X, rows, weights, y, scale=scale, signed=signed)
     shared, bound = collapse(sums)
     if y.ndim == 1:
-        return GaussianBelief(shared.mean[0], shared.scale_tril), {"bound": bound}
-    return shared, {"bound": bound}
+        return GaussianBelief(shared.mean[0], shared.scale_tril), bound
+    return shared, bound
 
 
 def _expected_likelihood(name, fn):

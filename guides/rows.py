@@ -147,7 +147,7 @@ def entry_belief(prior, belief, rows: Rows, weights, y, *, scale) -> GaussianBel
     lam = jnp.broadcast_to(weights[:, None, None] * lam, entries)  # (S, N, P)
     shift = jnp.zeros(()) if rows.shift is None else rows.shift
     shift = shift[..., None] if shift.ndim == 2 else shift
-    residual = jnp.where(lam > 0.0, y - shift, 0.0)  # masked targets may be NaN
+    residual = jnp.where(lam != 0.0, y - shift, 0.0)  # masked targets may be NaN
     if rows.X is not None:
         A = prior.project(rows.X.reshape(-1, rows.X.shape[-1]))
         flat = (-1, y.shape[1])

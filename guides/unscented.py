@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import IdentityTransform, IndependentTransform
 
 from numpyro_gpx import checks, cubature
 from numpyro_gpx.guides.base import GaussianGuide
@@ -44,14 +44,15 @@ class UnscentedLatent(GaussianGuide):
     Args:
         inner: The guide of everything else, built on the model: `WhitenedGaussian`
             (minibatches, any likelihood), `OptimalGaussian` (collapsed, deterministic).
-        rule: `gpx.cubature.Unscented()` (the default), `GaussHermite`, `MonteCarlo`,
-            `SphericalRadial`, or `Analytic`.
+        rule: `gpx.cubature.Unscented()` (the default; `GaussHermite(5)` in one
+            dimension), `GaussHermite`, `MonteCarlo`, `SphericalRadial`, or `Analytic`.
         encoder: Read the belief off the data by a network (`gpx.guides.Encoder()`)
             instead of giving each row its own parameters.
         covariance: `"diagonal"` or `"full"`, for each row.
         init: Where the means start: `"pca"`, `"targets"` (standardised), `"random"`, or
-            an array `(N, Q)`. By default principal components if the targets have as
-            many columns as the latent input, else the targets.
+            an array `(N, Q)`. By default principal components if the targets have at
+            least as many rows and columns as the latent input has columns, else the
+            targets.
 
     References:
         Dissertation 3.2-3.4; Titsias & Lawrence (2010); tutorial 4.2.
@@ -63,8 +64,9 @@ class UnscentedLatent(GaussianGuide):
         checks.instance(
             "inner", inner, GaussianGuide, "such as gpx.guides.WhitenedGaussian(model)"
         )
-        rule = cubature.Unscented() if rule is None else rule
-        checks.instance("rule", rule, cubature.Rule, "such as gpx.cubature.Unscented()")
+        if rule is not None:
+            usual = "such as gpx.cubature.Unscented()"
+            checks.instance("rule", rule, cubature.Rule, usual)
         if encoder is not None:
             checks.instance("encoder", encoder, Encoder, "gpx.guides.Encoder()")
         if covariance not in ("full", "diagonal"):
@@ -80,6 +82,12 @@ class UnscentedLatent(GaussianGuide):
             raise ValueError(
                 "`init` must be 'pca', 'targets', 'random' or an array (N, Q); got "
                 f"{init!r}."
+            )
+        named = init is None or isinstance(init, str)
+        if encoder is not None and (not named or init == "random"):
+            raise ValueError(
+                "With an encoder `init` must be 'pca' or 'targets': where a row starts "
+                "must be a function of its data."
             )
         super().__init__(
             inner.model, theta=inner.theta, prefix=inner.prefix,
@@ -126,17 +134,20 @@ class UnscentedLatent(GaussianGuide):
 
     @property
     def can_be_rebuilt(self):
-        return self.encoder is None or self.encoder.features is None
+        known = type(self.rule).__name__ in cubature.__all__
+        return known and (self.encoder is None or self.encoder.features is None)
 
     def setup(self, *args, **kwargs):
         structure = inspect_model(self.model, args, kwargs)
         self._row_sites = {n: structure.latents[n] for n in structure.row_sites}
         if not self._row_sites:
             raise ValueError(
-                "The model has no latent input of its rows: sample one inside the data "
-                "plate, or use the inner guide alone. Its sites are "
-                f"{list(structure.latents)}."
+                "The model has no latent input of its rows: sample it inside the data "
+                f"plate. Its sites are {list(structure.latents)}."
             )
+        if self.rule is None:
+            shapes = [s.unconstrained_shape[1:] for s in self._row_sites.values()]
+            self.rule = cubature.default_rule(int(sum(map(np.prod, shapes))))
         self._plate(args, kwargs, structure)
         self.adopt(structure.without_rows(), args, kwargs)
         self.inner.adopt(structure.without_rows(), args, kwargs)
@@ -170,12 +181,11 @@ class UnscentedLatent(GaussianGuide):
             rows = {site: belief[i] for site, belief in beliefs.items()}
             points, weights = self._points(rows)
             for site, belief in rows.items():
-                transform = self._row_sites[site].transform
                 latents[site] = LatentInput(
                     belief, points.get(site), weights,
                     random=self.rule.random,
                     signed=self.rule.has_negative_weights(self._num_columns(rows)),
-                    unconstrained=_is_identity(transform),
+                    unconstrained=self._row_sites[site].is_real,
                 )  # fmt: skip
                 fn = self._distribution(site, belief)
                 mark = {"latent": latents[site]}
@@ -218,7 +228,7 @@ class UnscentedLatent(GaussianGuide):
                 f"`covariance='full'` needs a latent input with rows (Q,); site "
                 f"`{site}` has {latent.shape[1:]}."
             )
-        if _is_identity(latent.transform):
+        if latent.is_real:
             return base
         return dist.TransformedDistribution(base, latent.transform)
 
@@ -236,7 +246,7 @@ class UnscentedLatent(GaussianGuide):
 
         start = jax.jit(start)
         if self.encoder is not None:
-            return self._encoded(site, start(jr.key(0)), num_rows, args, kwargs)
+            return self._encoded(site, start, num_rows, args, kwargs)
         loc = numpyro.param(f"{site}_{self.prefix}_loc", start)
         if loc.shape[0] != num_rows:
             raise ValueError(
@@ -258,15 +268,19 @@ class UnscentedLatent(GaussianGuide):
         return InputBelief(loc, scale)
 
     def _encoded(self, site, start, num_rows, args, kwargs) -> InputBelief:
+        """Beliefs that are functions of the rows' own data, starting near `start`."""
         features = self.encoder.inputs(args, kwargs, num_rows)
-        num_dims = start.shape[1]
+        num_dims = self._num_dims(site)
         num_outputs = num_dims + self._factor_size(num_dims)
+        skip = numpyro.param(
+            f"{site}_{self.prefix}_skip", lambda key: _linear_map(features, start(key))
+        )
         weights = numpyro.param(
             f"{site}_{self.prefix}_encoder",
             lambda key: self.encoder.initial(key, features.shape[1], num_outputs),
         )
-        out = self.encoder(weights.astype(start.dtype), features, num_outputs)
-        loc = start + out[:, :num_dims]
+        out = self.encoder(weights.astype(skip.dtype), features, num_outputs)
+        loc = features @ skip[:-1] + skip[-1] + out[:, :num_dims]
         raw = out[:, num_dims:]
         scale = _INITIAL_SCALE * jnp.exp(raw[:, :num_dims])
         if self.covariance == "diagonal":
@@ -276,12 +290,15 @@ class UnscentedLatent(GaussianGuide):
         below = below.at[:, rows, columns].set(raw[:, num_dims:])
         return InputBelief(loc, scale[:, :, None] * (below + jnp.eye(num_dims)))
 
+    def _num_dims(self, site):
+        return int(np.prod(self._row_sites[site].unconstrained_shape[1:]))
+
     def _factor_size(self, num_dims):
         return num_dims * (num_dims + 1) // 2 if self.covariance == "full" else num_dims
 
     def _initial_means(self, site, num_rows, args, kwargs, key):
         latent = self._row_sites[site]
-        num_dims = int(jnp.zeros(latent.unconstrained_shape[1:]).size)
+        num_dims = self._num_dims(site)
         if self.init is not None and not isinstance(self.init, str):
             means = jnp.asarray(self.init, latent.dtype)
             if means.shape != (num_rows, num_dims):
@@ -290,11 +307,11 @@ class UnscentedLatent(GaussianGuide):
                 )
             return means
         y = self._targets(args, kwargs)
-        wide = y.ndim == 2 and y.shape[1] >= num_dims
+        wide = y.ndim == 2 and min(y.shape) >= num_dims
         if self.init == "pca" and not wide:
             raise ValueError(
-                f"`init='pca'` needs targets with at least {num_dims} columns; got "
-                f"shape {y.shape}. Use `init='random'`."
+                f"`init='pca'` needs targets with at least {num_dims} rows and "
+                f"columns; got shape {y.shape}. Use `init='random'`."
             )
         if wide and self.init in (None, "pca"):
             return pca(y, num_dims).astype(latent.dtype)
@@ -325,15 +342,15 @@ class UnscentedLatent(GaussianGuide):
         return self._plates[signature]
 
 
+def _linear_map(features, start):
+    """The linear map `(F + 1, Q)` of the features that comes nearest to `start`."""
+    ones = jnp.ones((features.shape[0], 1), features.dtype)
+    return jnp.linalg.lstsq(jnp.concatenate([features, ones], axis=1), start)[0]
+
+
 def _standard(y, num_columns):
     """The first columns of the targets, with mean 0 and standard deviation 1."""
     y = y.reshape(y.shape[0], -1)[:, :num_columns].astype(float)
-    y = jnp.where(jnp.isnan(y), jnp.nanmean(y, axis=0), y)
+    y = jnp.nan_to_num(jnp.where(jnp.isnan(y), jnp.nanmean(y, axis=0), y))
     spread = jnp.std(y, axis=0)
     return (y - jnp.mean(y, axis=0)) / jnp.where(spread > 0.0, spread, 1.0)
-
-
-def _is_identity(transform) -> bool:
-    while isinstance(transform, IndependentTransform):
-        transform = transform.base_transform
-    return isinstance(transform, IdentityTransform)

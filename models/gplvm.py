@@ -59,6 +59,7 @@ def gplvm(
     References:
         Lawrence (2004); Titsias & Lawrence (2010); dissertation 2.4.
     """
+    checks.matrix("Z", Z, "(M, Q)")
     joined = latent_gp(
         Z, num_latents=jnp.shape(Z)[1], num_outputs=num_outputs, kernel=kernel,
         likelihood=likelihood, prior=prior, mean=mean, learn_inducing=learn_inducing,
@@ -130,6 +131,12 @@ def latent_gp(
     likelihood = gaussian_noise if likelihood is None else likelihood
 
     def model(X, y=None, *, batch_size=None, missing=missing):
+        checks.matrix("X", X, "(N, D)")
+        if X.shape[1] + num_latents != start.shape[1]:
+            raise ValueError(
+                f"`Z` must have the {X.shape[1]} columns of `X` and {num_latents} of "
+                f"the latent input; got shape {start.shape}."
+            )
         points = Points(numpyro.param("Z", start)) if learn_inducing else inducing
         f = gp(
             "f", resolve(kernel), inducing=points, mean=mean, num_outputs=num_outputs

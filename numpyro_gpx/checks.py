@@ -20,6 +20,7 @@ __all__ = [
     "instance",
     "key",
     "latents",
+    "matrix",
     "rowwise",
     "site_value",
     "targets",
@@ -48,6 +49,12 @@ def guide(value) -> None:
             f"`gpx.guides.WhitenedGaussian(model)`; got {_described(value)}. The order "
             "is `fit_svi(model, guide, X, y, key=key)`."
         )
+
+
+def matrix(name: str, value, shape: str) -> None:
+    """Raise unless `value` has two axes."""
+    if np.ndim(value) != 2:
+        raise ValueError(f"`{name}` must have shape {shape}; got {np.shape(value)}.")
 
 
 def at_least(name: str, value, least: int) -> None:

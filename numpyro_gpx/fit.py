@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro_gpx import checks
 from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
+from numpyro_gpx.infer.data import takes_inputs
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.evaluate import (
     Problem,
@@ -216,7 +217,7 @@ class Fit:
 
         Args:
             args: Arguments of the model, e.g. `X_test`. A model without inputs takes
-                none, and `num_rows=`.
+                none, and `num_rows=` (or `given=`).
             latent: Predict the latent function instead of the targets.
             site: Observed site; may be left out if there is one.
             num_components: Posterior draws to average over.
@@ -228,6 +229,8 @@ class Fit:
             kwargs: Keyword arguments of the model.
         """
         problem = self.problem(site)
+        if given and not args and not takes_inputs(self.model):
+            kwargs.setdefault("num_rows", len(next(iter(given.values()))))
         args, kwargs = new_arguments(self.model, args, kwargs)
         if kwargs.get("batch_size") is not None:
             raise ValueError("`predict` needs all rows; leave `batch_size` out.")

@@ -72,6 +72,10 @@ class Projection:
         self.objective = np.asarray(objective)
         self.starts = starts
 
+    def __repr__(self) -> str:
+        rows, columns = self.mean.shape
+        return f"Projection of {rows} rows to `{self._site}`, {columns} columns"
+
     def draws(self, key, num_draws: int) -> np.ndarray:
         """Draws of the latent inputs, `(num_draws, N, Q)`."""
         checks.key(key)
@@ -88,7 +92,7 @@ class Projection:
             site: Observed site; may be left out if there is one.
         """
         problem = self._fit.problem(site)
-        components = self._fit.global_components(num_draws, (self._site,))
+        components = self._fit.global_components(_NUM_COMPONENTS, (self._site,))
         count = jax.tree.leaves(components)[0].shape[0]
         index = jnp.arange(num_draws) % count
         components = jax.tree.map(lambda x: x[index], components)
@@ -118,30 +122,46 @@ def project(
     """The posterior of the latent inputs of new rows; missing entries are NaN.
 
     Args:
-        fit: A fit of a model with one latent input of the rows, whatever the engine.
+        fit: A variational fit of a model with one latent input of the rows.
         args: The model's arguments for the new rows, targets included: `y`, or `X, y`.
             Models of `gpx.models` take NaN in the targets for missing entries if
             called with `missing=True` (see `kwargs`); others must pass it to
             `gpx.observe`.
         key: Random key.
-        rule: How expectations over the latent input are taken; `Unscented()` if left
-            out.
+        rule: How expectations over the latent input are taken, with points; if left out
+            `Unscented()`, or `GaussHermite(5)` in one dimension.
         num_starts: Starts of each row: the best of 128 candidates, taken from the
             training rows and the prior.
         num_steps: Steps of Adam.
         learning_rate: Of Adam.
         kwargs: Keyword arguments of the model.
+
+    Returns:
+        A `Projection`: `.mean`, `.sd`, `.draws(key, n)`, `.reconstruct()`.
     """
     checks.key(key)
+    checks.at_least("num_starts", num_starts, 1)
+    checks.at_least("num_steps", num_steps, 1)
+    if fit.is_mcmc:
+        raise ValueError(
+            "`project` needs a variational fit: the draws of a sampler have latent "
+            "spaces of different orientation, which cannot be averaged over."
+        )
     site = _latent_site(fit)
-    rule = cubature.Unscented() if rule is None else rule
+    if rule is None:
+        rule = cubature.default_rule(fit.structure.latents[site].shape[1])
     if isinstance(rule, cubature.Analytic):
-        raise ValueError("`rule` must have points; got the analytic one.")
+        raise ValueError(
+            "`rule` must have points; got the analytic one. Leave it out, or use "
+            "`gpx.cubature.GaussHermite(5)`."
+        )
     args, kwargs = as_arrays(*inputs_first(fit.model, args, kwargs))
+    if not takes_inputs(fit.model):
+        checks.matrix("y", args[0] if args else 0.0, "(N, P)")
     check_data(fit.model, args, kwargs)
-    search = _Search(
-        fit.problem(), site, fit.global_components(_NUM_COMPONENTS, (site,)), rule
-    )
+    observed = fit.structure.observed
+    components = fit.global_components(_NUM_COMPONENTS, (site,))
+    search = _Search(fit.problem(observed[0]), site, observed, components, rule)
     num_rows = np.shape(args[0])[0]
     with single_blas_thread():
         key_candidates, key_points = jr.split(key)
@@ -168,6 +188,7 @@ class _Search(NamedTuple):
 
     problem: Problem
     site: str
+    observed: tuple[str, ...]
     components: Any
     rule: cubature.Rule
 
@@ -178,9 +199,9 @@ class _Search(NamedTuple):
             data = {**self.problem.params, **component, self.site: h}
             with jitter(self.problem.jitter):
                 trace = trace_model(self.problem.model, args, kwargs, data, jr.key(0))
-            prior, observed = trace[self.site], trace[self.problem.site]
-            log_p = observed["fn"].log_prob(observed["value"])
-            return log_p + prior["fn"].log_prob(h)
+            seen = (trace[name] for name in self.observed)
+            log_p = sum(site["fn"].log_prob(site["value"]) for site in seen)
+            return log_p + trace[self.site]["fn"].log_prob(h)
 
         return jnp.mean(jax.vmap(one)(self.components), axis=0)
 
@@ -241,16 +262,16 @@ def _latent_site(fit) -> str:
             f"{list(names)}."
         )
     site = fit.structure.latents[names[0]]
-    if len(site.shape) != 2 or site.unconstrained_shape != site.shape:
+    if len(site.shape) != 2 or not site.is_real:
         raise ValueError(
-            f"`project` needs a latent input with rows (Q,); site `{names[0]}` has "
-            f"{site.shape[1:]}."
+            f"`project` needs a latent input with real rows (Q,); site `{names[0]}` "
+            f"has shape {site.shape} or another support."
         )
     return names[0]
 
 
 def _candidates(key, fit, site) -> Array:
-    """Places to start from: posterior means of training rows, and the prior's draws."""
+    """Places to start from: posterior means of training rows, and draws around them."""
     key_rows, key_prior = jr.split(key)
     means = jnp.asarray(fit.latents(site).mean)
     number = _NUM_CANDIDATES - _NUM_CANDIDATES // 4

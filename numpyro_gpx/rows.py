@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
@@ -60,6 +61,7 @@ def new_arguments(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, di
     """
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
     if not takes_inputs(model):
+        _check_takes_rows(model)
         if args or kwargs.get("num_rows") is None:
             raise ValueError(
                 "The model has no inputs: pass the number of new rows alone, as in "
@@ -78,6 +80,15 @@ def new_arguments(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, di
         )
     checks.finite("X", args[0])
     return args, kwargs
+
+
+def _check_takes_rows(model):
+    accepted = inspect.signature(model).parameters
+    if "num_rows" not in accepted:
+        raise ValueError(
+            "The model has no inputs, so that it must be told how many rows to draw: "
+            "give it a keyword argument, `def model(y=None, *, num_rows=None)`."
+        )
 
 
 def row_chunks(

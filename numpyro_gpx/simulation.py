@@ -29,7 +29,7 @@ import numpy as np
 from scipy.stats import norm
 
 from numpyro_gpx import checks
-from numpyro_gpx.cubature import Analytic, Rule, Unscented
+from numpyro_gpx.cubature import Analytic, MonteCarlo, Rule, Unscented
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.evaluate import sites_at
 from numpyro_gpx.infer.threads import single_blas_thread
@@ -157,6 +157,11 @@ def simulate(
     """
     rule = Unscented() if rule is None else rule
     checks.instance("rule", rule, Rule, "such as gpx.cubature.Unscented()")
+    if isinstance(rule, MonteCarlo) and rule.num_draws < 2:
+        raise ValueError(
+            "`rule=MonteCarlo(1)` has no spread; use two draws at least, or "
+            "`GaussHermite(1)` to feed back means."
+        )
     if joint and isinstance(rule, Analytic):
         raise ValueError(
             "`joint=True` needs the covariance between inputs and target, which "

@@ -59,13 +59,17 @@ class InputBelief(eqx.Module):
         """Some of the rows; `rows` is an index array or a slice."""
         return InputBelief(self.mean[rows], self.scale[rows])
 
-    def __jax_array__(self):
+    def _refuse(self, *_):
         raise TypeError(
             "The analytic rule hands the model a belief about its latent input, which "
             "is no array. Join it to other columns with `gpx.inputs(X, H)` and pass "
             "the result to the GP as it is; or choose another rule, such as "
             "`gpx.cubature.Unscented()`, which hands over arrays."
         )
+
+    __jax_array__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __matmul__ = __rmatmul__ = __neg__ = __pow__ = _refuse
 
 
 def inputs(*columns: Array | InputBelief) -> Array | InputBelief:
@@ -77,6 +81,8 @@ def inputs(*columns: Array | InputBelief) -> Array | InputBelief:
     Returns:
         An array `(N, D)`, or a belief if any of the columns is one.
     """
+    if not columns:
+        raise ValueError("`inputs` joins columns; got none.")
     parts = [_as_belief(part) for part in columns]
     _same_rows(parts)
     mean = jnp.concatenate([part.mean for part in parts], axis=1)

@@ -13,11 +13,11 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
     "name",
     [
         "counts",
-        "freyface",
+        pytest.param("freyface", marks=pytest.mark.slow),
         "free_simulation",
         "gplvm",
         "heteroscedastic",
-        "latent_regression",
+        pytest.param("latent_regression", marks=pytest.mark.slow),
         "learnt_link",
         "multiclass",
     ],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import numpyro_gpx as gpx
 from numpyro_gpx.starting import lengthscale
 
 
@@ -95,3 +96,18 @@ def test_bad_inputs_are_named(X, message):
 def test_pairs_need_two_rows(X):
     with pytest.raises(ValueError, match="`max_rows` must be 2 or more; got 1"):
         lengthscale(X, max_rows=1)
+
+
+def test_principal_components_are_those_of_the_singular_value_decomposition():
+    Y = np.random.default_rng(0).normal(size=(12, 4)) @ np.diag([3.0, 2.0, 1.0, 0.5])
+    U, S, Vt = np.linalg.svd(Y - Y.mean(0), full_matrices=False)
+    signs = np.sign(Vt[np.arange(2), np.abs(Vt[:2]).argmax(1)])
+    expected = np.sqrt(12.0) * U[:, :2] * signs
+    np.testing.assert_allclose(gpx.starting.pca(Y, 2), expected, atol=1e-9)
+    # More columns than rows take another route.
+    wide = gpx.starting.pca(Y.T, 2)
+    U, S, Vt = np.linalg.svd(Y.T - Y.T.mean(0), full_matrices=False)
+    signs = np.sign(Vt[np.arange(2), np.abs(Vt[:2]).argmax(1)])
+    np.testing.assert_allclose(wide, 2.0 * U[:, :2] * signs, atol=1e-9)
+    holes = np.where(np.arange(48).reshape(12, 4) == 5, np.nan, Y)
+    assert np.all(np.isfinite(gpx.starting.pca(holes, 2)))

@@ -55,6 +55,11 @@ def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
                 f"{name}: no distances for {', '.join(unmatched)}, which {reference} "
                 "does not have in the same shape."
             )
+    if any(fit.structure.row_sites for fit in fits.values()):
+        notes.append(
+            "Latent inputs of the test rows are drawn from their prior: scores are of "
+            "new rows, not of reconstructions."
+        )
     raw = dict.fromkeys(
         s for name, fit in fits.items() for s in fit.structure.row_sites
         if s in entries[name]

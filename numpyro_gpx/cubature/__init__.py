@@ -15,6 +15,7 @@ from numpyro_gpx.cubature.rules import (
     Rule,
     SphericalRadial,
     Unscented,
+    default_rule,
 )
 from numpyro_gpx.cubature.tensor import tensor_nodes
 
@@ -26,6 +27,7 @@ __all__ = [
     "Rule",
     "SphericalRadial",
     "Unscented",
+    "default_rule",
     "expectation",
     "gauss_hermite",
     "log_expectation_exp",

@@ -34,6 +34,7 @@ __all__ = [
     "Rule",
     "SphericalRadial",
     "Unscented",
+    "default_rule",
 ]
 
 
@@ -72,6 +73,15 @@ class Rule(eqx.Module):
             jnp.asarray(x, belief.mean.dtype) for x in self.standard(belief.shape[1])
         )
         return Nodes(placed(belief, points[:, None, :]), weights)
+
+
+def default_rule(num_dims: int) -> Rule:
+    """What guides use if they are told nothing: `Unscented()`.
+
+    In one dimension that would be two points, which a fit can suit itself to; there
+    five Gauss-Hermite nodes cost as little.
+    """
+    return GaussHermite(5) if num_dims == 1 else Unscented()
 
 
 def placed(belief: InputBelief, points: Float[Array, "S N Q"]) -> Array:

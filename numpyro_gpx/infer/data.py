@@ -135,7 +135,10 @@ def check_slopes(model, args: tuple, kwargs: dict, engine: str) -> None:
 
 def _check_weights(name, mask, weights):
     if mask is not None and not np.any(mask):
-        raise ValueError(f"`mask` of site `{name}` leaves out every target.")
+        raise ValueError(
+            f"`mask` of site `{name}` leaves out every target (NaN is masked where "
+            "`missing=True`)."
+        )
     if weights is not None and not np.all(weights >= 0.0):
         raise ValueError(
             f"`weights` of site `{name}` must be at least 0; got "

@@ -13,6 +13,9 @@ each point set of the guide's rule and the expected log likelihoods are averaged
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -25,6 +28,7 @@ from numpyro_gpx.infer.latent_site import LatentInput
 
 __all__ = [
     "ELBO",
+    "CollapsedBound",
     "check_match",
     "counts",
     "marked",
@@ -57,7 +61,10 @@ class ELBO(numpyro.infer.elbo.ELBO):
     @property
     def config(self) -> dict:
         """Constructor arguments that a saved fit needs to rebuild it."""
-        return {"num_particles": self.num_particles}
+        return {
+            "num_particles": self.num_particles,
+            "draw_latents": self.draw_latents,
+        }
 
     def bound(self) -> ELBO:
         """The loss whose expectation is a bound, whatever the rule."""
@@ -79,8 +86,9 @@ class ELBO(numpyro.infer.elbo.ELBO):
         key_guide, key_model = jr.split(key)
         guide_trace = run_traced(guide, key_guide, params, args, kwargs)
         latents = marked(guide_trace, "latent")
-        collapsed = {} if self.draw_latents else _collapsed(guide_trace)
+        collapsed = {} if self.draw_latents else _collapsed(guide_trace, model)
         closed: set[str] = set()  # latent inputs whose divergence is known
+        factors: dict[str, Any] = {}  # of the model's plates around latent inputs
 
         def model_terms(values):
             values = {**marked(guide_trace, "belief"), **values}
@@ -90,6 +98,7 @@ class ELBO(numpyro.infer.elbo.ELBO):
             closed.update(
                 n for n in latents if latents[n].has_closed_kl(trace[n]["fn"])
             )
+            factors.update({name: trace[name]["scale"] for name in latents})
             return {
                 name: _model_term(site, guide_trace.get(name), name in closed)
                 for name, site in trace.items()
@@ -101,6 +110,7 @@ class ELBO(numpyro.infer.elbo.ELBO):
         for name, site in guide_trace.items():
             if site["type"] == "sample" and "belief" not in site["infer"]:
                 if name not in closed:
+                    site = {**site, "scale": factors.get(name, site["scale"])}
                     elbo = elbo - _guide_term(site, self.draw_latents)
         return elbo + sum(collapsed.values())
 
@@ -131,13 +141,32 @@ def _guide_term(site, draw_latents):
     return scaled(site, latent.weights @ jnp.sum(log_q, axis=-1))
 
 
-def _collapsed(guide_trace):
-    """Bounds that the guide has worked out, in the place of two sites' terms each."""
+def _collapsed(guide_trace, model):
+    """Bounds that the guide has worked out, in the place of two sites' terms each.
+
+    Only where the guide's model is the one asked about: a handler around it may have
+    changed what it says.
+    """
     terms = {}
-    for name, (observed, value) in marked(guide_trace, "collapsed").items():
-        terms[name] = value
-        terms[observed] = 0.0
+    for name, found in marked(guide_trace, "collapsed").items():
+        if found.model is model:
+            terms[name] = found.bound
+            terms[found.observed] = 0.0
     return terms
+
+
+class CollapsedBound(NamedTuple):
+    """The mark of a guide that knows the bound of one GP site and its data.
+
+    Attributes:
+        model: The model that it was worked out for.
+        observed: The observed site whose term it includes.
+        bound: Expected log likelihood less divergence.
+    """
+
+    model: Callable
+    observed: str
+    bound: Array
 
 
 def run_traced(fn, key, params, args, kwargs):

@@ -94,8 +94,8 @@ class ImportanceWeighted(numpyro.infer.elbo.ELBO):
             log_q = sum(guide_trace[n]["fn"].log_prob(x) for n, x in drawn.items())
             return _split(trace, guide_trace, latents, log_q)
 
-        rows, rest = jax.vmap(replicate)(jr.split(key_rows, self.num_replicates))
-        log_weights, scale = rows
+        keys = jr.split(key_rows, self.num_replicates)
+        log_weights, scale, rest = jax.vmap(replicate)(keys)
         log_mean = logsumexp(log_weights, axis=0) - jnp.log(self.num_replicates)
         bound = scale[0] * jnp.sum(log_mean) + jnp.mean(rest)
         for name, site in guide_trace.items():
@@ -106,10 +106,23 @@ class ImportanceWeighted(numpyro.infer.elbo.ELBO):
 
 
 def _split(trace, guide_trace, latents, log_q):
-    """Log weights of the rows with their factor, and the terms of everything else."""
+    """Log weights of the rows, the factor of their plate, and everything else's terms.
+
+    Other factors than the plate's belong to the row, inside the logarithm.
+    """
     plates = {f.name for n in latents for f in trace[n]["cond_indep_stack"]}
-    rows, rest, scale = -log_q, jnp.zeros(()), jnp.ones(())
+    factor = jnp.ones(())
+    for name in plates:
+        size, batch = trace[name]["args"]
+        factor = factor * (size / (size if batch is None else batch))
+    rows, rest = -log_q, jnp.zeros(())
     for name, site in trace.items():
+        if site["type"] == "sample" and site["infer"].get("noise"):
+            raise ValueError(
+                "ImportanceWeighted cannot weigh models with noise between layers "
+                f"(`{name}`): replicates of a row would have to share one function "
+                "draw. Use `gpx.infer.ELBO()`."
+            )
         if not counts(site):
             continue
         guide_site = guide_trace.get(name)
@@ -117,9 +130,9 @@ def _split(trace, guide_trace, latents, log_q):
             kl = kl_to_prior(guide_site["infer"]["belief"], site["fn"])
             rest = rest - scaled(site, kl)
         elif plates & {frame.name for frame in site["cond_indep_stack"]}:
-            rows = rows + site["fn"].log_prob(site["value"])
-            scale = scale if site["scale"] is None else jnp.asarray(site["scale"])
+            own = scaled(site, jnp.ones(())) / factor
+            rows = rows + own * site["fn"].log_prob(site["value"])
         else:
             log_p = jnp.sum(site["fn"].log_prob(site["value"]))
             rest = rest + scaled(site, log_p)
-    return (rows, scale), rest
+    return rows, factor, rest

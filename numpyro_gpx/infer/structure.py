@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from numpyro import handlers
 from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import IdentityTransform, IndependentTransform
 
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
 
@@ -55,6 +56,14 @@ class LatentSite(NamedTuple):
     @property
     def is_gp(self) -> bool:
         return self.inducing is not None
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the support is the real line, so that nothing is transformed."""
+        transform = self.transform
+        while isinstance(transform, IndependentTransform):
+            transform = transform.base_transform
+        return isinstance(transform, IdentityTransform)
 
 
 class Plate(NamedTuple):

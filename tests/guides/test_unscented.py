@@ -184,6 +184,59 @@ class _Fixed(gpx.cubature.Rule):
         return gpx.cubature.Nodes(self.latent.points, self.latent.weights)
 
 
+def test_the_collapsed_bound_is_that_of_the_model_asked_about():
+    """A handler around the model changes the bound, not only what the guide saw."""
+    guide, y = collapsed_toy(Unscented())
+    params = random_params(2, 7, 2, 3)
+    params = {name: params[name] for name in ("h_auto_loc", "h_auto_scale")}
+    halved = numpyro.handlers.scale(guide.model, 0.5)
+    whole = value(ELBO(), guide, params, y)
+    part = -jax.jit(lambda p: ELBO().loss(jr.key(0), p, halved, guide, y))(params)
+    np.testing.assert_allclose(part, 0.5 * whole, rtol=1e-10)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_optimal_belief_is_a_stationary_point(missing):
+    """Also where weights are negative (degree 5, six dimensions), entry by entry."""
+    y = data(9, 3)
+    y = y.at[0, 1].set(jnp.nan) if missing else y
+    model = toy(num_latents=6, num_outputs=3, missing=missing)
+    rule = SphericalRadial(5)
+    assert rule.has_negative_weights(6)
+    guide = UnscentedLatent(OptimalGaussian(model), rule=rule)
+    plain = UnscentedLatent(WhitenedGaussian(model), rule=rule)
+    latent = {
+        "h_auto_loc": random_params(3, 9, 6)["h_auto_loc"],
+        "h_auto_scale": jnp.full((9, 6), 0.3),
+    }
+
+    @jax.jit
+    def slope(latent):
+        seeded = numpyro.handlers.seed(guide, jr.key(0))
+        traced = numpyro.handlers.substitute(seeded, latent)
+        belief = numpyro.handlers.trace(traced).get_trace(y)["f"]["infer"]["belief"]
+        factor = jnp.broadcast_to(belief.scale_tril, (3, 4, 4))
+
+        def bound(mean):
+            rest = {"f_auto_loc": mean, "f_auto_scale_tril": factor}
+            return value(ELBO(), plain, {**latent, **rest}, y)
+
+        return jax.grad(bound)(belief.mean)
+
+    assert np.max(np.abs(slope(latent))) < 1e-10
+
+
+def test_minibatches_are_unbiased_without_a_closed_divergence():
+    y, params = data(4, 2), random_params(7, num_rows=4)
+    prior = dist.StudentT(5.0, jnp.zeros(1), 1.0).to_event(1)
+    guide = UnscentedLatent(WhitenedGaussian(toy(prior=prior)))
+    whole = value(ELBO(), guide, params, y)
+    single = jax.vmap(
+        lambda i: value(ELBO(), guide, {**params, "data": i[None]}, y, batch_size=1)
+    )(jnp.arange(4))
+    np.testing.assert_allclose(single.mean(), whole, rtol=1e-12)
+
+
 def test_no_belief_does_better_than_the_optimal_one():
     guide, y = collapsed_toy(Unscented())
     params = random_params(2, 7, 2, 3)
@@ -347,6 +400,8 @@ def test_amortised_beliefs_start_at_the_principal_components(covariance):
     belief = guide.row_beliefs(moved, y)["h"]
     assert np.all(np.asarray(belief.mean) != np.asarray(start.mean))
     # The belief of a row is a function of that row, and minibatches pick it out.
+    alone = guide.row_beliefs(moved, y[:2])["h"]
+    np.testing.assert_allclose(alone.mean, belief.mean[:2], rtol=1e-10)
     whole = value(ELBO(), guide, moved, y)
     single = jax.vmap(
         lambda i: value(ELBO(), guide, {**moved, "data": i[None]}, y, batch_size=1)
@@ -433,7 +488,9 @@ def test_words():
     svgp = gpx.models.svgp(gpx.inducing.Points(jnp.zeros((1, 1))))
     with pytest.raises(ValueError, match="no latent input of its rows"):
         UnscentedLatent(WhitenedGaussian(svgp)).setup(jnp.zeros((2, 1)), jnp.zeros(2))
-    with pytest.raises(ValueError, match="needs targets with at least 2 columns"):
+    with pytest.raises(
+        ValueError, match="needs targets with at least 2 rows and columns"
+    ):
         guide = UnscentedLatent(WhitenedGaussian(toy(2, 1)), init="pca")
         value(ELBO(), guide, {}, data(3, 1))
     with pytest.raises(ValueError, match=r"`init` must have shape \(2, 1\)"):

@@ -175,7 +175,7 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
     else:
         raise TypeError(
             "A Gaussian belief can only be integrated against a Normal or "
-            f"MultivariateNormal prior; got {type(prior).__name__}."
+            f"MultivariateNormal prior; got {type(_innermost(prior)).__name__}."
         )
     twice_kl = (
         trace
@@ -194,6 +194,11 @@ def gaussian_base(
 
     `None` if the prior is no Gaussian.
     """
+    base = _innermost(prior)
+    return base if isinstance(base, dist.Normal | dist.MultivariateNormal) else None
+
+
+def _innermost(prior):
     while isinstance(prior, dist.Independent | dist.ExpandedDistribution):
         prior = prior.base_dist
-    return prior if isinstance(prior, dist.Normal | dist.MultivariateNormal) else None
+    return prior

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
         "counts",
         pytest.param("freyface", marks=pytest.mark.slow),
         "free_simulation",
-        "gplvm",
+        pytest.param("gplvm", marks=pytest.mark.slow),
         "heteroscedastic",
         pytest.param("latent_regression", marks=pytest.mark.slow),
         "learnt_link",

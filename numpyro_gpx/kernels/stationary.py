@@ -49,7 +49,7 @@ class Smooth(Kernel):
     def diag(self, X):
         X = as_inputs("X", X)
         fit_columns("lengthscale", self.lengthscale, X[0])
-        dtype = jnp.result_type(self.variance, X)
+        dtype = jnp.result_type(self.variance, self.lengthscale, X)
         return jnp.broadcast_to(self.variance.astype(dtype), X.shape[:1])
 
 

@@ -68,6 +68,19 @@ PAPER = {
 }
 
 
+COMMENTS = """
+Where ours differ from the paper's: on the 100 rows all deterministic rows agree within
+the spread over folds (one wrong row is 1 %), save that the unscented Matern reaches 98
+rather than 100, and Monte Carlo with few draws does as well as the others, where the
+paper has 86 to 88; PCA differs since we standardise the columns. On USPS the RBF rows
+agree; the MLP rows stop at 49 to 52 where the paper has 69: ours are 300 L-BFGS steps
+from one start of the network, which have not converged. Rows without figures were not
+reached. On the 1000 rows the analytic bound falls into poor optima from some inducing
+inputs, as its objective shows, and two Gauss-Hermite nodes a dimension let the Matern
+objective rise 3750 nats above the bound.
+"""
+
+
 def rule_of(method):
     """The rule called `method` in the tables, and whether it draws."""
     kind, _, number = method.partition("-")
@@ -255,6 +268,7 @@ def text_of(record):
         "over repeats (inducing inputs and draws differ). 'objective' is what was "
         "maximised, 'elbo' the bound by 1000 draws with its standard error. 'paper' is "
         "table 1 (made on the 100 rows) or table 2 of the dissertation.\n",
+        COMMENTS,
     ]
     for name, rows in record["tables"].items():
         parts.append(f"\n## {name}\n\n{table_text(name, rows)}\n")
@@ -300,7 +314,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     add_data_option(parser)
     parser.add_argument("--fresh", action="store_true", help="forget earlier rows")
-    parser.add_argument("--only", default=None, help="one of the data sets")
+    parser.add_argument("--only", default=None, help="a data set, or figure_1")
     options = parser.parse_args()
     folder = data_folder(options.data)
     path = FOLDER / f"{NAME}.json"
@@ -320,7 +334,7 @@ def main():
                 rows[label] = run_row(Y, labels, method, kind, num_dims, repeats, steps)
                 print(name, label, rows[label], flush=True)
                 path.write_text(json.dumps(record, indent=1) + "\n")
-    if options.only is None and not record.get("figure_1"):
+    if options.only in (None, "figure_1") and not record.get("figure_1"):
         record["figure_1"] = figure_1()
     write(NAME, record, text_of(record))
 

@@ -29,6 +29,7 @@ from numpyro_gpx.infer.latent_site import LatentInput
 __all__ = [
     "ELBO",
     "CollapsedBound",
+    "Loss",
     "check_match",
     "counts",
     "marked",
@@ -38,7 +39,22 @@ __all__ = [
 ]
 
 
-class ELBO(numpyro.infer.elbo.ELBO):
+class Loss(numpyro.infer.elbo.ELBO):
+    """A loss that equals another with the same settings, so that jit knows it again."""
+
+    @property
+    def config(self) -> dict:
+        """Constructor arguments that a saved fit needs to rebuild it."""
+        raise NotImplementedError
+
+    def __eq__(self, other) -> bool:
+        return type(self) is type(other) and self.config == other.config
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.config.values()))
+
+
+class ELBO(Loss):
     """Loss for `numpyro.infer.SVI`: the negative bound, for any guide.
 
     Sites that the guide marks with a belief (`infer={"belief": ...}`) are integrated;
@@ -59,8 +75,7 @@ class ELBO(numpyro.infer.elbo.ELBO):
         self.draw_latents = draw_latents
 
     @property
-    def config(self) -> dict:
-        """Constructor arguments that a saved fit needs to rebuild it."""
+    def config(self):
         return {
             "num_particles": self.num_particles,
             "draw_latents": self.draw_latents,

@@ -17,13 +17,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpyro
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 from numpyro_gpx import checks
 from numpyro_gpx.beliefs import kl_to_prior
 from numpyro_gpx.infer.elbo import (
+    Loss,
     check_match,
     counts,
     marked,
@@ -35,7 +35,7 @@ from numpyro_gpx.infer.elbo import (
 __all__ = ["ImportanceWeighted"]
 
 
-class ImportanceWeighted(numpyro.infer.elbo.ELBO):
+class ImportanceWeighted(Loss):
     """Loss for `numpyro.infer.SVI`: the negative importance-weighted bound.
 
     For guides of latent inputs (`gpx.guides.UnscentedLatent`), whose rule it ignores:
@@ -52,8 +52,7 @@ class ImportanceWeighted(numpyro.infer.elbo.ELBO):
         self.num_replicates = num_replicates
 
     @property
-    def config(self) -> dict:
-        """Constructor arguments that a saved fit needs to rebuild it."""
+    def config(self):
         return {
             "num_replicates": self.num_replicates,
             "num_particles": self.num_particles,

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from numpyro_gpx import checks
 from numpyro_gpx.cubature import Analytic, MonteCarlo, Rule, Unscented
@@ -70,14 +70,15 @@ class Simulation:
                 f"{y.shape}."
             )
         checks.finite("y", y)
-        return norm.logpdf(y, self.mean, self.sd)
+        z = (y - self.mean) / self.sd
+        return -0.5 * z**2 - np.log(self.sd) - 0.5 * np.log(2.0 * np.pi)
 
     def quantile(self, q) -> np.ndarray:
         """Quantiles, `(T,)` or `(Q, T)`."""
         levels = np.asarray(q, float)
         if np.any((levels <= 0.0) | (levels >= 1.0)):
             raise ValueError(f"`q` must lie between 0 and 1; got {q}.")
-        return self.mean + norm.ppf(levels)[..., None] * self.sd
+        return self.mean + ndtri(levels)[..., None] * self.sd
 
     def rescaled(self, shift, scale) -> Simulation:
         """The simulation of `shift + scale * y`, with a positive scale."""

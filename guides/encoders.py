@@ -38,8 +38,10 @@ class Encoder(eqx.Module):
         for width in self.widths:
             checks.at_least("widths", width, 1)
 
-    def inputs(self, args: tuple, kwargs: dict, num_rows: int) -> Float[Array, "N F"]:
-        """What the network sees of each row."""
+    def inputs(
+        self, args: tuple, kwargs: dict, num_rows: int, rows
+    ) -> Float[Array, "B F"]:
+        """What the network sees of the rows with these numbers."""
         if self.features is not None:
             found = jnp.asarray(self.features(*args, **kwargs))
             if found.ndim != 2 or found.shape[0] != num_rows:
@@ -47,20 +49,21 @@ class Encoder(eqx.Module):
                     f"`features` must return an array ({num_rows}, F); got shape "
                     f"{found.shape}."
                 )
-            return found
+            return found[rows]
         leaves = jax.tree.leaves((args, kwargs))
-        rows = [
-            jnp.reshape(x, (num_rows, -1))
+        columns = [
+            jnp.reshape(x, (num_rows, -1))[rows]
             for x in leaves
             if eqx.is_array(x) and x.ndim > 0 and x.shape[0] == num_rows
         ]
-        if not rows:
+        if not columns:
             raise ValueError(
                 f"The encoder found no argument of the model with {num_rows} rows; "
                 "name what it shall see with `Encoder(features=...)`."
             )
         dtype = jnp.result_type(float)
-        return jnp.nan_to_num(jnp.concatenate([x.astype(dtype) for x in rows], axis=1))
+        joined = jnp.concatenate([x.astype(dtype) for x in columns], axis=1)
+        return jnp.nan_to_num(joined)
 
     def initial(self, key, num_features: int, num_outputs: int) -> Float[Array, " K"]:
         """Starting weights as one vector; the last layer starts at 0."""

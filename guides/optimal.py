@@ -3,7 +3,6 @@ r"""The optimal Gaussian guide: :math:`q^*(v \mid \theta)` in closed form."""
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from numpyro_gpx.beliefs import GaussianBelief
 from numpyro_gpx.conditionals import collapse
@@ -11,6 +10,7 @@ from numpyro_gpx.distributions import ExpectedLikelihood
 from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.guides.rows import Rows, entry_belief, row_sums, rows_at
 from numpyro_gpx.infer.elbo import CollapsedBound
+from numpyro_gpx.infer.latent_site import integration
 from numpyro_gpx.infer.starts import init_to_prior_median
 from numpyro_gpx.latents import GaussianLatent
 from numpyro_gpx.likelihoods import Gaussian
@@ -78,7 +78,7 @@ class OptimalGaussian(GaussianGuide):
             gp, X, site, scale = sites(values)
             return rows_at(gp, X, site, scale)
 
-        points, weights, beliefs = _integration(latents)
+        points, weights, beliefs = integration(latents)
         signed = any(latent.signed for latent in latents.values())
         # Shapes and what does not depend on the points; the rest is not computed.
         gp, X, site, scale = sites(jax.tree.map(lambda x: x[0], points) | beliefs)
@@ -96,15 +96,6 @@ class OptimalGaussian(GaussianGuide):
         bound = bound if scale is None else scale * bound
         collapsed = CollapsedBound(self.model, observed, bound)
         return {"belief": belief, "collapsed": collapsed}
-
-
-def _integration(latents):
-    """Points and weights of the rule, or beliefs where it is analytic."""
-    points = {name: latent.points for name, latent in latents.items()}
-    if not latents or None in points.values():
-        beliefs = {name: latent.belief for name, latent in latents.items()}
-        return {}, jnp.ones(1), beliefs
-    return points, next(iter(latents.values())).weights, {}
 
 
 def _solve(prior, X, rows: Rows, weights, site, signed):

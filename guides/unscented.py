@@ -3,6 +3,7 @@ r"""Latent inputs: :math:`q(H) = \prod_n \mathcal N(m_n, S_n)` beside another gu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -163,7 +164,8 @@ class UnscentedLatent(GaussianGuide):
         args, kwargs = self._recall(args, kwargs)
         with handlers.block(), handlers.seed(rng_seed=0):
             with handlers.substitute(data=params):
-                return self._beliefs(args, kwargs)
+                maps = self._row_maps(args, kwargs)
+                return {site: belief(slice(None)) for site, belief in maps.items()}
 
     def quantiles(self, params, quantiles, *args, **kwargs):
         found = super().quantiles(params, quantiles, *args, **kwargs)
@@ -175,10 +177,10 @@ class UnscentedLatent(GaussianGuide):
 
     def _sample_rows(self, args, kwargs):
         name, plate = self._plate(args, kwargs)
-        beliefs = self._beliefs(args, kwargs)
+        maps = self._row_maps(args, kwargs)
         values, latents = {}, {}
         with numpyro.plate(name, *plate, dim=-1) as i:
-            rows = {site: belief[i] for site, belief in beliefs.items()}
+            rows = {site: belief(i) for site, belief in maps.items()}
             points, weights = self._points(rows)
             for site, belief in rows.items():
                 latents[site] = LatentInput(
@@ -232,21 +234,24 @@ class UnscentedLatent(GaussianGuide):
             return base
         return dist.TransformedDistribution(base, latent.transform)
 
-    def _beliefs(self, args, kwargs) -> dict[str, InputBelief]:
-        """Beliefs about all rows, not only those of a minibatch."""
+    def _row_maps(self, args, kwargs) -> dict[str, Callable]:
+        """By site a function of row numbers: the beliefs about these rows.
+
+        Parameters are registered here, so that it must be called outside the plate.
+        """
         _, plate = self._plate(args, kwargs)
-        return {
-            site: self._belief_of(site, plate.size, args, kwargs)
-            for site in self._row_sites
-        }
+        make = self._free if self.encoder is None else self._encoded
+        maps = {}
+        for site in self._row_sites:
 
-    def _belief_of(self, site, num_rows, args, kwargs) -> InputBelief:
-        def start(key):
-            return self._initial_means(site, num_rows, args, kwargs, key)
+            def start(key, site=site):
+                return self._initial_means(site, plate.size, args, kwargs, key)
 
-        start = jax.jit(start)
-        if self.encoder is not None:
-            return self._encoded(site, start, num_rows, args, kwargs)
+            maps[site] = make(site, jax.jit(start), plate.size, args, kwargs)
+        return maps
+
+    def _free(self, site, start, num_rows, args, kwargs) -> Callable:
+        """Every row has parameters of its own."""
         loc = numpyro.param(f"{site}_{self.prefix}_loc", start)
         if loc.shape[0] != num_rows:
             raise ValueError(
@@ -257,38 +262,49 @@ class UnscentedLatent(GaussianGuide):
             eye = jnp.eye(loc.shape[1], dtype=loc.dtype)
             factors = jnp.broadcast_to(_INITIAL_SCALE * eye, (*loc.shape, loc.shape[1]))
             name = f"{site}_{self.prefix}_scale_tril"
-            return InputBelief(
-                loc, numpyro.param(name, factors, constraint=dense_factor)
+            scale = numpyro.param(name, factors, constraint=dense_factor)
+        else:
+            scale = numpyro.param(
+                f"{site}_{self.prefix}_scale",
+                jnp.full_like(loc, _INITIAL_SCALE),
+                constraint=constraints.softplus_positive,
             )
-        scale = numpyro.param(
-            f"{site}_{self.prefix}_scale",
-            jnp.full_like(loc, _INITIAL_SCALE),
-            constraint=constraints.softplus_positive,
-        )
-        return InputBelief(loc, scale)
+        return lambda rows: InputBelief(loc[rows], scale[rows])
 
-    def _encoded(self, site, start, num_rows, args, kwargs) -> InputBelief:
+    def _encoded(self, site, start, num_rows, args, kwargs) -> Callable:
         """Beliefs that are functions of the rows' own data, starting near `start`."""
-        features = self.encoder.inputs(args, kwargs, num_rows)
         num_dims = self._num_dims(site)
         num_outputs = num_dims + self._factor_size(num_dims)
+
+        def features(rows):
+            return self.encoder.inputs(args, kwargs, num_rows, rows)
+
         skip = numpyro.param(
-            f"{site}_{self.prefix}_skip", lambda key: _linear_map(features, start(key))
+            f"{site}_{self.prefix}_skip",
+            lambda key: _linear_map(features(slice(None)), start(key)),
         )
         weights = numpyro.param(
             f"{site}_{self.prefix}_encoder",
-            lambda key: self.encoder.initial(key, features.shape[1], num_outputs),
+            lambda key: self.encoder.initial(key, skip.shape[0] - 1, num_outputs),
         )
-        out = self.encoder(weights.astype(skip.dtype), features, num_outputs)
-        loc = features @ skip[:-1] + skip[-1] + out[:, :num_dims]
-        raw = out[:, num_dims:]
+
+        def belief(rows):
+            x = features(rows)
+            out = self.encoder(weights.astype(skip.dtype), x, num_outputs)
+            loc = x @ skip[:-1] + skip[-1] + out[:, :num_dims]
+            return InputBelief(loc, self._encoded_scale(out[:, num_dims:], num_dims))
+
+        return belief
+
+    def _encoded_scale(self, raw, num_dims):
+        """Standard deviations, or lower factors, from the network's outputs."""
         scale = _INITIAL_SCALE * jnp.exp(raw[:, :num_dims])
         if self.covariance == "diagonal":
-            return InputBelief(loc, scale)
+            return scale
         rows, columns = jnp.tril_indices(num_dims, -1)
-        below = jnp.zeros((num_rows, num_dims, num_dims), loc.dtype)
+        below = jnp.zeros((raw.shape[0], num_dims, num_dims), raw.dtype)
         below = below.at[:, rows, columns].set(raw[:, num_dims:])
-        return InputBelief(loc, scale[:, :, None] * (below + jnp.eye(num_dims)))
+        return scale[:, :, None] * (below + jnp.eye(num_dims))
 
     def _num_dims(self, site):
         return int(np.prod(self._row_sites[site].unconstrained_shape[1:]))

@@ -88,13 +88,8 @@ class SparsePrior(eqx.Module):
         """
         L, W = self.factor
         K = roots * Kuf(self.inducing, self.kernels[0], X)  # (M, N)
-        # By Cauchy-Schwarz no entry of `K K^T` exceeds this.
-        most = jnp.sum(roots**2 * self.kernels[0].diag(X)) * jnp.max(
-            jnp.sum(L**2, axis=-1)
-        )
-        rounding = jnp.finfo(K.dtype).eps * jnp.sum(W**2) * most
-        stable = jax.lax.stop_gradient(rounding < 1e-6)
-        return projected_gram(W, K, stable), K
+        total = jnp.sum(roots**2 * self.kernels[0].diag(X))
+        return projected_gram(W, K, _is_stable(L, W, total)), K
 
     def psi(self, inputs: InputBelief, weights: Float[Array, " N"]) -> Psi:
         """Psi statistics of the one kernel, in terms of `v`: `psi1` is `(N, M)`."""
@@ -376,10 +371,7 @@ def collapsed_bound(
     L, W = factorise(Kuu(inducing, kernel))
     K = Kuf(inducing, kernel, X)  # (M, N)
     variances = kernel.diag(X)  # (N,)
-    # By Cauchy-Schwarz no entry of `Kuf Kfu` exceeds this.
-    largest = y.shape[0] * jnp.max(variances) * jnp.max(jnp.sum(L**2, axis=-1))
-    rounding = jnp.finfo(K.dtype).eps * jnp.sum(W**2) * largest
-    stable = jax.lax.stop_gradient(rounding < 1e-6 * noise_var)
+    stable = _is_stable(L, W, jnp.sum(variances) / noise_var)
     AAt = projected_gram(W, K, stable)  # (M, M)
     LB = jnp.linalg.cholesky(jnp.eye(L.shape[0], dtype=L.dtype) + AAt / noise_var)
     c = solve_triangular(LB, W @ (K @ y), lower=True) / noise_var  # (M,)
@@ -388,6 +380,17 @@ def collapsed_bound(
     trace = 0.5 * (jnp.sum(variances) - jnp.trace(AAt)) / noise_var
     constant = 0.5 * y.shape[0] * jnp.log(2.0 * jnp.pi * noise_var)
     return -constant - log_det - quadratic - trace
+
+
+def _is_stable(L, W, total_variance):
+    r"""Whether :math:`W (K K^\top) W^\top` has an error below a millionth.
+
+    By Cauchy-Schwarz no entry of :math:`K K^\top` exceeds the sum of the rows'
+    (weighted) variances times the largest variance of `u`.
+    """
+    most = total_variance * jnp.max(jnp.sum(L**2, axis=-1))
+    rounding = jnp.finfo(L.dtype).eps * jnp.sum(W**2) * most
+    return jax.lax.stop_gradient(rounding < 1e-6)
 
 
 def _prior_variance(kernels, X):

@@ -15,7 +15,7 @@ from numpyro_gpx import checks
 from numpyro_gpx.inducing import Data
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
 from numpyro_gpx.infer.data import takes_inputs
-from numpyro_gpx.infer.elbo import ELBO
+from numpyro_gpx.infer.elbo import ELBO, Loss
 from numpyro_gpx.infer.evaluate import (
     Problem,
     bound_estimates,
@@ -23,7 +23,6 @@ from numpyro_gpx.infer.evaluate import (
     parts_at,
     sites_at,
 )
-from numpyro_gpx.infer.importance import ImportanceWeighted
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.structure import Structure, abstract_trace, inspect_model
@@ -87,7 +86,7 @@ class Fit:
         batch_size: int | None = None,
         sample_stats: dict | None = None,
         structure: Structure | None = None,
-        loss: ELBO | ImportanceWeighted | None = None,
+        loss: Loss | None = None,
     ):
         self.model = model
         self.args, self.kwargs = args, kwargs
@@ -131,7 +130,7 @@ class Fit:
             engine="svi", params=params, batch_size=batch_size,
             jitter=explicit_jitter(),
             info={} if losses is None else {"losses": losses},
-            loss=svi.loss if isinstance(svi.loss, ELBO | ImportanceWeighted) else None,
+            loss=svi.loss if isinstance(svi.loss, Loss) else None,
         )  # fmt: skip
 
     @classmethod

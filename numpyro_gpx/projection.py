@@ -166,8 +166,10 @@ def project(
     with single_blas_thread():
         key_candidates, key_points = jr.split(key)
         candidates = _candidates(key_candidates, fit, site)
-        first = search.best(candidates, args, kwargs, num_rows, num_starts)
-        found = search.climb(first, args, kwargs, num_steps, learning_rate, key_points)
+        first = _best(search, candidates, args, kwargs, num_rows, num_starts)
+        found = _climb(
+            search, first, args, kwargs, num_steps, learning_rate, key_points
+        )
     means, scales, objectives = found
     if not np.all(np.isfinite(objectives)):
         raise FloatingPointError(
@@ -184,7 +186,7 @@ def project(
 
 
 class _Search(NamedTuple):
-    """The objective of new rows, and how it is climbed."""
+    """The objective of new rows."""
 
     problem: Problem
     site: str
@@ -205,53 +207,57 @@ class _Search(NamedTuple):
 
         return jnp.mean(jax.vmap(one)(self.components), axis=0)
 
-    def best(self, candidates: Float[Array, "C Q"], args, kwargs, num_rows, number):
-        """The candidates `(K, N, Q)` at which each row's density is highest."""
 
-        @eqx.filter_jit
-        def scores(candidates, args, kwargs):
-            def one(h):
-                everywhere = jnp.broadcast_to(h, (num_rows, *h.shape))
-                return self.log_density(everywhere, args, kwargs)
+# At module level, with the model as a static part of `search`: a second call with
+# equal shapes compiles nothing.
 
-            return jax.lax.map(one, candidates)  # (C, N)
 
-        found = scores(candidates, args, kwargs)
-        top = jax.lax.top_k(found.T, min(number, len(candidates)))[1]  # (N, K)
-        return candidates[top.T]
+@eqx.filter_jit
+def _best(
+    search: _Search, candidates: Float[Array, "C Q"], args, kwargs, num_rows, number
+):
+    """The candidates `(K, N, Q)` at which each row's density is highest."""
 
-    def climb(self, start: Float[Array, "K N Q"], args, kwargs, steps, rate, key):
-        """Adam from all starts at once; every row is a problem of its own.
+    def one(h):
+        everywhere = jnp.broadcast_to(h, (num_rows, *h.shape))
+        return search.log_density(everywhere, args, kwargs)
 
-        Returns means, scales and objectives, all with the leading axes `(K, N)`.
-        """
-        optimiser = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    found = jax.lax.map(one, candidates)  # (C, N)
+    top = jax.lax.top_k(found.T, min(number, len(candidates)))[1]  # (N, K)
+    return candidates[top.T]
 
-        def objective(params, args, kwargs):
-            def one(mean, log_scale):
-                belief = InputBelief(mean, jnp.exp(log_scale))
-                points, weights = self.rule.nodes(belief, key)
-                log_p = jax.vmap(lambda h: self.log_density(h, args, kwargs))(points)
-                return weights @ log_p + jnp.sum(log_scale + _ENTROPY, axis=-1)
 
-            return jax.vmap(one)(*params)  # (K, N)
+@eqx.filter_jit
+def _climb(
+    search: _Search, start: Float[Array, "K N Q"], args, kwargs, steps, rate, key
+):
+    """Adam from all starts at once; every row is a problem of its own.
 
-        @eqx.filter_jit
-        def run(params, args, kwargs):
-            slope = jax.grad(lambda p: -jnp.sum(objective(p, args, kwargs)))
+    Returns means, scales and objectives, all with the leading axes `(K, N)`.
+    """
+    optimiser = optax.adam(optax.cosine_decay_schedule(rate, steps))
 
-            def step(_, carry):
-                params, state = carry
-                updates, state = optimiser.update(slope(params), state)
-                return optax.apply_updates(params, updates), state
+    def objective(params):
+        def one(mean, log_scale):
+            belief = InputBelief(mean, jnp.exp(log_scale))
+            points, weights = search.rule.nodes(belief, key)
+            log_p = jax.vmap(lambda h: search.log_density(h, args, kwargs))(points)
+            return weights @ log_p + jnp.sum(log_scale + _ENTROPY, axis=-1)
 
-            carry = (params, optimiser.init(params))
-            params, _ = jax.lax.fori_loop(0, steps, step, carry)
-            return params, objective(params, args, kwargs)
+        return jax.vmap(one)(*params)  # (K, N)
 
-        log_scale = jnp.full_like(start, jnp.log(_INITIAL_SCALE))
-        (means, log_scale), found = run((start, log_scale), args, kwargs)
-        return means, jnp.exp(log_scale), found
+    slope = jax.grad(lambda params: -jnp.sum(objective(params)))
+
+    def step(_, carry):
+        params, state = carry
+        updates, state = optimiser.update(slope(params), state)
+        return optax.apply_updates(params, updates), state
+
+    params = (start, jnp.full_like(start, jnp.log(_INITIAL_SCALE)))
+    carry = (params, optimiser.init(params))
+    params, _ = jax.lax.fori_loop(0, steps, step, carry)
+    means, log_scale = params
+    return means, jnp.exp(log_scale), objective(params)
 
 
 def _latent_site(fit) -> str:

@@ -13,6 +13,7 @@ each point set of the guide's rule and the expected log likelihoods are averaged
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from jaxtyping import Array
 from numpyro import handlers
 
 from numpyro_gpx.beliefs import kl_to_prior
-from numpyro_gpx.infer.latent_site import LatentInput
+from numpyro_gpx.infer.latent_site import LatentInput, integration
 
 __all__ = [
     "ELBO",
@@ -39,13 +40,36 @@ __all__ = [
 ]
 
 
-class Loss(numpyro.infer.elbo.ELBO):
-    """A loss that equals another with the same settings, so that jit knows it again."""
+class Loss(numpyro.infer.elbo.ELBO, abc.ABC):
+    """What the losses here share: particles, and equality.
+
+    A loss equals another with the same settings, so that jit knows it again.
+    """
 
     @property
+    @abc.abstractmethod
     def config(self) -> dict:
         """Constructor arguments that a saved fit needs to rebuild it."""
-        raise NotImplementedError
+
+    @abc.abstractmethod
+    def bound(self) -> Loss:
+        """The loss whose expectation is a bound, whatever the rule."""
+
+    @abc.abstractmethod
+    def particle(self, key, params, model, guide, args, kwargs) -> Array:
+        """One estimate of what is maximised."""
+
+    def loss_with_mutable_state(
+        self, rng_key, param_map, model, guide, *args, **kwargs
+    ):
+        def one(key):
+            return self.particle(key, param_map, model, guide, args, kwargs)
+
+        if self.num_particles == 1:
+            value = one(rng_key)
+        else:
+            value = jnp.mean(jax.vmap(one)(jr.split(rng_key, self.num_particles)))
+        return {"loss": -value, "mutable_state": None}
 
     def __eq__(self, other) -> bool:
         return type(self) is type(other) and self.config == other.config
@@ -81,23 +105,10 @@ class ELBO(Loss):
             "draw_latents": self.draw_latents,
         }
 
-    def bound(self) -> ELBO:
-        """The loss whose expectation is a bound, whatever the rule."""
+    def bound(self):
         return ELBO(draw_latents=True)
 
-    def loss_with_mutable_state(
-        self, rng_key, param_map, model, guide, *args, **kwargs
-    ):
-        def particle(key):
-            return self._single(key, param_map, model, guide, args, kwargs)
-
-        if self.num_particles == 1:
-            elbo = particle(rng_key)
-        else:
-            elbo = jnp.mean(jax.vmap(particle)(jr.split(rng_key, self.num_particles)))
-        return {"loss": -elbo, "mutable_state": None}
-
-    def _single(self, key, params, model, guide, args, kwargs) -> Array:
+    def particle(self, key, params, model, guide, args, kwargs):
         key_guide, key_model = jr.split(key)
         guide_trace = run_traced(guide, key_guide, params, args, kwargs)
         latents = marked(guide_trace, "latent")
@@ -132,10 +143,9 @@ class ELBO(Loss):
 
 def _average(terms, latents: dict[str, LatentInput]):
     """`terms` at the beliefs about latent inputs, or averaged over their points."""
-    points = {n: latent.points for n, latent in latents.items()}
-    if not latents or None in points.values():
-        return terms({name: latent.belief for name, latent in latents.items()})
-    weights = next(iter(latents.values())).weights
+    points, weights, beliefs = integration(latents)
+    if not points:
+        return terms(beliefs)
     return {name: weights @ x for name, x in jax.vmap(terms)(points).items()}
 
 

@@ -58,20 +58,10 @@ class ImportanceWeighted(Loss):
             "num_particles": self.num_particles,
         }
 
-    def bound(self) -> ImportanceWeighted:
-        """The loss whose expectation is a bound: itself."""
+    def bound(self):
         return ImportanceWeighted(self.num_replicates)
 
-    def loss_with_mutable_state(
-        self, rng_key, param_map, model, guide, *args, **kwargs
-    ):
-        def particle(key):
-            return self._single(key, param_map, model, guide, args, kwargs)
-
-        keys = jr.split(rng_key, self.num_particles)
-        return {"loss": -jnp.mean(jax.vmap(particle)(keys)), "mutable_state": None}
-
-    def _single(self, key, params, model, guide, args, kwargs):
+    def particle(self, key, params, model, guide, args, kwargs):
         key_guide, key_model, key_rows = jr.split(key, 3)
         guide_trace = run_traced(guide, key_guide, params, args, kwargs)
         latents = marked(guide_trace, "latent")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
@@ -15,7 +18,7 @@ from numpyro_gpx.beliefs import (
 )
 from numpyro_gpx.uncertain import InputBelief
 
-__all__ = ["LatentInput"]
+__all__ = ["LatentInput", "integration"]
 
 
 class LatentInput(eqx.Module):
@@ -60,3 +63,17 @@ class LatentInput(eqx.Module):
         if prior.event_shape == ():  # one latent number a row
             prior = dist.Normal(prior.mean[:, None], prior.variance[:, None] ** 0.5)
         return kl_to_prior(belief, prior)
+
+
+def integration(latents: dict[str, LatentInput]) -> tuple[dict, Any, dict]:
+    """What to hand to the model in the place of latent inputs.
+
+    Returns:
+        Points `(S, N, ...)` by site and their weights `(S,)`; or, where the rule is
+        analytic, no points, one weight and the beliefs by site.
+    """
+    points = {name: latent.points for name, latent in latents.items()}
+    if not latents or None in points.values():
+        beliefs = {name: latent.belief for name, latent in latents.items()}
+        return {}, jnp.ones(1), beliefs
+    return points, next(iter(latents.values())).weights, {}

@@ -7,7 +7,8 @@ values, draws or beliefs, with a leading axis over components that are averaged.
 from __future__ import annotations
 
 import abc
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -145,41 +146,38 @@ class GuidePosterior(Posterior):
 
     def components(self, num_components=None, *, random_rows=False):
         number = _number(num_components, _NUM_COMPONENTS)
-        if not random_rows and not any(
-            _is_drawn(site)
-            for site in self._abstract_sites()
-            if "latent" not in site["infer"]
-        ):
+        kinds = self._kinds
+        if not random_rows and all(k.latent is not None or not k.drawn for k in kinds):
             number = 1
         keys = jr.split(self.key, number)
         return _beliefs(*self._call, keys)
 
     def deterministic_given_beliefs(self) -> bool:
         """Whether nothing but beliefs is random: one component then says it all."""
-        return not any(_is_drawn(site) for site in self._abstract_sites())
+        return not any(kind.drawn for kind in self._kinds)
 
     def deterministic_objective(self) -> bool:
         """Whether the bound has no noise: latent inputs are integrated by a rule."""
         return not any(
-            site["infer"]["latent"].random
-            if "latent" in site["infer"]
-            else _is_drawn(site)
-            for site in self._abstract_sites()
+            kind.drawn if kind.latent is None else kind.latent == "random"
+            for kind in self._kinds
         )
 
     def integrates_latents(self) -> bool:
         """Whether the guide has latent inputs and a rule for them."""
-        return any("latent" in site["infer"] for site in self._abstract_sites())
+        return any(kind.latent is not None for kind in self._kinds)
 
-    def _abstract_sites(self) -> list[dict]:
-        sites: list[dict] = []
+    @functools.cached_property
+    def _kinds(self) -> list[_Kind]:
+        """What the guide does with each of its sites; traced once."""
+        kinds: list[_Kind] = []
 
         def run(key):
             trace = _guide_trace(*self._call, key)
-            sites.extend(s for s in trace.values() if s["type"] == "sample")
+            kinds.extend(_Kind.of(s) for s in trace.values() if s["type"] == "sample")
 
         jax.eval_shape(run, self.key)
-        return sites
+        return kinds
 
     def moments(self, site):
         known = _latent_moments(*self._call, self.key, site)
@@ -193,9 +191,25 @@ class GuidePosterior(Posterior):
         return _draw(*self._call, keys)
 
 
-def _is_drawn(site) -> bool:
-    point = isinstance(_innermost(site["fn"]), dist.Delta)
-    return "belief" not in site["infer"] and not point
+class _Kind(NamedTuple):
+    """How a guide treats a site.
+
+    Attributes:
+        drawn: Whether its value is random and no belief stands for it.
+        latent: `"fixed"` or `"random"` points of a latent input's rule; else `None`.
+    """
+
+    drawn: bool
+    latent: str | None
+
+    @classmethod
+    def of(cls, site) -> _Kind:
+        point = isinstance(_innermost(site["fn"]), dist.Delta)
+        latent = site["infer"].get("latent")
+        points = None
+        if latent is not None:
+            points = "random" if latent.random else "fixed"
+        return cls("belief" not in site["infer"] and not point, points)
 
 
 def _innermost(fn):

@@ -27,8 +27,7 @@ from numpyro_gpx.infer.data import (
     check_data,
     inputs_first,
 )
-from numpyro_gpx.infer.elbo import ELBO
-from numpyro_gpx.infer.importance import ImportanceWeighted
+from numpyro_gpx.infer.elbo import ELBO, Loss
 from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite, with_retry
@@ -56,7 +55,7 @@ def fit_svi(
     num_steps: int = 2000,
     batch_size: int | None = None,
     optimizer=None,
-    loss: ELBO | ImportanceWeighted | None = None,
+    loss: Loss | None = None,
     tolerance: float | None = None,
     init: Fit | None = None,
     progress: bool = True,
@@ -202,7 +201,7 @@ class _Problem:
     @property
     def _known_loss(self):
         loss = self.svi.loss
-        return loss if isinstance(loss, ELBO | ImportanceWeighted) else None
+        return loss if isinstance(loss, Loss) else None
 
     def posterior(self, params: dict, key, jitter: float | None) -> GuidePosterior:
         """The guide with these parameters, on all rows."""
@@ -225,7 +224,7 @@ def _report_bound(fit: Fit) -> None:
             f"The objective, {objective.value:.5g}, is far above the bound, "
             f"{bound.value:.5g} (standard error {bound.standard_error:.2g}): the fit "
             "exploits the few points of its rule. Use more of them, such as "
-            "`gpx.cubature.GaussHermite(5)`, or `MonteCarlo`, which is unbiased.",
+            "`gpx.cubature.GaussHermite(5)`, or `MonteCarlo` with `WhitenedGaussian`.",
             stacklevel=5,
         )
 

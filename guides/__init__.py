@@ -1,8 +1,9 @@
 """Guides: what `q` may look like. One a file."""
 
-from numpyro_gpx.guides.base import GaussianGuide
+from numpyro_gpx.guides.base import SiteGuide
 from numpyro_gpx.guides.conditional import ConditionalGaussian
 from numpyro_gpx.guides.encoders import Encoder
+from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.guides.optimal import OptimalGaussian
 from numpyro_gpx.guides.unscented import UnscentedLatent
 from numpyro_gpx.guides.whitened import WhitenedGaussian
@@ -12,6 +13,7 @@ __all__ = [
     "Encoder",
     "GaussianGuide",
     "OptimalGaussian",
+    "SiteGuide",
     "UnscentedLatent",
     "WhitenedGaussian",
 ]

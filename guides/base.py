@@ -1,8 +1,4 @@
-r"""What all Gaussian guides share: sites, :math:`q(\theta)`, draws and quantiles.
-
-A guide says what it believes of each GP site given :math:`\theta`; this file does the
-rest. Hyperparameters are Gaussian on the real line, or points.
-"""
+"""What all guides here share: the model's sites, arguments, draws and quantiles."""
 
 from __future__ import annotations
 
@@ -17,54 +13,48 @@ import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 from jaxtyping import ArrayLike
 from numpyro import handlers
-from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
-from numpyro_gpx.beliefs import Belief, DiagonalBelief
-from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
 from numpyro_gpx.infer.structure import Structure, inspect_model
-from numpyro_gpx.infer.target import trace_model
 
-__all__ = ["GaussianGuide"]
+__all__ = ["SiteGuide"]
 
-# Standard deviation of q(theta) on the real line before training: small enough that
-# early draws stay near the starting point.
-_INITIAL_SCALE = 0.1
+# Draws behind the quantiles of guides that have no closed form for them.
+_QUANTILE_DRAWS = 1000
 
 
-class GaussianGuide(AutoGuide):
-    r"""Base of the guides with :math:`q(\theta)\,q(v \mid \theta)`, all Gaussian.
+class SiteGuide(AutoGuide):
+    """Base of the guides: an `AutoGuide` that knows the model's sites.
+
+    Subclasses say in `__call__` how the sites are drawn.
 
     Args:
         model: The model.
-        theta: Family of :math:`q(\theta)` on the real line: `"point"` (a MAP estimate
-            on the support), `"mean_field"` or `"full"`.
         prefix: Names parameters: `{site}_{prefix}_{part}`.
         init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
     """
 
-    def __init__(
-        self, model, *, theta, prefix="auto", init_loc_fn=init_to_prior_median
-    ):
-        families = ("point", "mean_field", "full")
-        if theta not in families:
-            raise ValueError(f"`theta` must be one of {families}; got {theta!r}.")
+    def __init__(self, model, *, prefix="auto", init_loc_fn=init_to_prior_median):
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
-        self.theta = theta
         self._structure: Structure | None = None
         self._arguments: tuple[tuple, dict] | None = None
 
     @property
+    @abc.abstractmethod
     def config(self) -> dict[str, Any]:
         """Constructor arguments that a saved fit needs to rebuild the guide."""
-        return {"theta": self.theta, "prefix": self.prefix}
 
     @classmethod
-    def rebuild(cls, model, config: dict[str, Any]) -> GaussianGuide:
+    def rebuild(cls, model, config: dict[str, Any]) -> SiteGuide:
         """The guide that has this `config`."""
         return cls(model, **config)
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        """Whether `config` says it all."""
+        return True
 
     def meaning(self, parameter: str) -> tuple:
         """What a parameter stands for: equal in guides that may start from each other.
@@ -77,9 +67,9 @@ class GaussianGuide(AutoGuide):
         return type(self).__name__, parameter, sites.hyperparameters, whitened
 
     @property
-    def can_be_rebuilt(self) -> bool:
-        """Whether `config` says it all."""
-        return True
+    def local_advice(self) -> str:
+        """What to do about latent sites inside a subsampled plate, for a message."""
+        return "Fit without `batch_size`."
 
     @property
     def structure(self) -> Structure:
@@ -91,33 +81,13 @@ class GaussianGuide(AutoGuide):
             )
         return self._structure
 
-    @abc.abstractmethod
-    def belief(self, name: str, theta: dict, args: tuple, kwargs: dict) -> Belief:
-        """Belief about GP site `name`, given the hyperparameters."""
-
-    def marks(
-        self, name: str, theta: dict, args: tuple, kwargs: dict, latents: dict
-    ) -> dict[str, Any]:
-        """What the bound may know of GP site `name`: its belief, and more.
-
-        Args:
-            name: The site.
-            theta: Hyperparameters.
-            args: Arguments of the model.
-            kwargs: Keyword arguments of the model.
-            latents: `LatentInput`s by site; only guides that look at the data need it.
-        """
-        return {"belief": self.belief(name, theta, args, kwargs)}
-
     def setup(self, *args, **kwargs) -> None:
         """Learn the sites of the model; done by the first call. Computes nothing."""
         structure = inspect_model(self.model, args, kwargs)
         if structure.local:
             raise ValueError(
                 f"Sites {sorted(structure.local)} live inside a subsampled plate; "
-                f"{type(self).__name__} covers global sites only. Fit without "
-                "`batch_size`, or wrap it: "
-                f"`gpx.guides.UnscentedLatent({type(self).__name__}(model))`."
+                f"{type(self).__name__} covers global sites only. {self.local_advice}"
             )
         self.adopt(structure, args, kwargs)
 
@@ -127,17 +97,6 @@ class GaussianGuide(AutoGuide):
         leaves = jax.tree.leaves((args, kwargs))
         if all(not_jax_tracer(leaf) for leaf in leaves):
             self._arguments = (args, kwargs)
-
-    def __call__(self, *args, **kwargs):
-        if self._structure is None:
-            self.setup(*args, **kwargs)
-        theta = self._sample_theta(args, kwargs)
-        rows, latents = self._sample_rows(args, kwargs)
-        values = {**theta, **rows}
-        for name, marks in self._marks(theta, args, kwargs, latents):
-            fn = marks["belief"].distribution()
-            values[name] = numpyro.sample(name, fn, infer=marks)
-        return values
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs):
         """Draws of all latent sites; see `numpyro.infer.autoguide.AutoGuide`."""
@@ -154,177 +113,55 @@ class GaussianGuide(AutoGuide):
         return {n: x.reshape(sample_shape + x.shape[1:]) for n, x in draws.items()}
 
     def median(self, params, *args, **kwargs):
-        """Median of each site (of GP sites, given the median hyperparameters)."""
+        """Median of each site's entries, as in `quantiles`."""
         return {
             n: x[0] for n, x in self.quantiles(params, [0.5], *args, **kwargs).items()
         }
 
     def quantiles(self, params, quantiles, *args, **kwargs):
-        """Quantiles `(Q, ...)` of each site's entries.
-
-        For hyperparameters these are the marginal ones; for GP sites those of
-        `q(v | theta)` at the median hyperparameters.
-        """
-        args, kwargs = self._recall(args, kwargs)
-        levels = jnp.asarray(quantiles)
-        with handlers.block(), handlers.seed(rng_seed=0):
-            with handlers.substitute(data=params):
-                q = self._theta_distribution(args, kwargs)
-                if q is None:
-                    found, middle = {}, {}
-                else:
-                    loc, sd = q
-                    found = self._theta_quantiles(loc, sd, levels)
-                    middle = self.unravel(loc)
-                with handlers.seed(rng_seed=0):
-                    _, latents = self._sample_rows(args, kwargs)
-                for name, marks in self._marks(middle, args, kwargs, latents):
-                    marginal = marks["belief"].distribution()
-                    spread = jnp.sqrt(marginal.variance)
-                    shape = (-1,) + (1,) * spread.ndim
-                    step = jax.scipy.special.ndtri(levels).reshape(shape)
-                    found[name] = marginal.mean + step * spread
-        return found
-
-    def _sample_rows(self, args, kwargs) -> tuple[dict, dict]:
-        """Draws of the rows' own latent sites, and their `LatentInput`s; none here."""
-        return {}, {}
-
-    def _marks(self, theta, args, kwargs, latents):
-        """Names and marks of GP sites, and of others that ask for a belief."""
-        for name in self.structure.gps:
-            yield name, self.marks(name, theta, args, kwargs, latents)
-        for name in self.structure.integrated:
-            yield name, {"belief": self._plain_belief(name, args, kwargs)}
-
-    def _plain_belief(self, name, args, kwargs) -> Belief:
-        """Independent Gaussians that start at the site's starting value."""
-
-        def start(key):
-            found = initial_values(
-                self.model, self.structure, args, kwargs, key,
-                init_strategy=self.init_loc_fn,
-            )  # fmt: skip
-            return found[name]
-
-        loc = numpyro.param(f"{name}_{self.prefix}_loc", jax.jit(start))
-        scale = numpyro.param(
-            f"{name}_{self.prefix}_scale",
-            jnp.full_like(loc, _INITIAL_SCALE),
-            constraint=constraints.softplus_positive,
+        """Quantiles `(Q, ...)` of each site's entries, of 1000 draws."""
+        draws = self.sample_posterior(
+            jr.key(0), params, *args, sample_shape=(_QUANTILE_DRAWS,), **kwargs
         )
-        return DiagonalBelief(loc, scale)
+        levels = jnp.asarray(quantiles)
+        return {n: jnp.quantile(x, levels, axis=0) for n, x in draws.items()}
 
-    def _theta_quantiles(self, loc, sd, levels) -> dict:
-        """Quantiles on the supports; a falling transform turns the levels around."""
-        steps = jax.scipy.special.ndtri(levels)[:, None]
-        rising = jax.vmap(self.unravel)(loc + sd * steps)
-        falling = jax.vmap(self.unravel)(loc - sd * steps)
-        low, high = self.unravel(loc - 1.0), self.unravel(loc + 1.0)
-        return {
-            name: jnp.where(high[name] >= low[name], rising[name], falling[name])
-            for name in rising
-        }
-
-    @property
-    def theta_name(self) -> str:
-        """Name of the parameter that holds the mean of `q(theta)`."""
-        return f"theta_{self.prefix}_loc"
-
-    def initial_theta(self, key, args, kwargs):
-        """Unconstrained starting values of the hyperparameters, as one vector."""
-        start = initial_values(
+    def start(self, names, key, args, kwargs) -> dict:
+        """Where these sites start, on the real line."""
+        found = initial_values(
             self.model, self.structure, args, kwargs, key,
             init_strategy=self.init_loc_fn,
         )  # fmt: skip
-        names = self.structure.hyperparameters
-        z = self.structure.unconstrain({name: start[name] for name in names})
-        return ravel_pytree(z)[0]
+        return self.structure.unconstrain({name: found[name] for name in names})
 
-    def trace_given(self, values: dict, args, kwargs):
-        """The model's trace at `values` of hyperparameters, GP sites at 0.
-
-        Only the model's parameters are visible outside, so that they follow training.
-        """
-        zeros = {
-            name: jnp.zeros(site.shape, site.dtype)
-            for name, site in self.structure.latents.items()
-            if site.is_gp or site.integrated
+    def unravel_unconstrained(self, names, z) -> dict:
+        """Values of these sites on the real line, from one vector."""
+        sites = self.structure.latents
+        template = {
+            name: jnp.zeros(sites[name].unconstrained_shape, sites[name].dtype)
+            for name in names
         }
-        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            return trace_model(self.model, args, kwargs, {**values, **zeros}, jr.key(0))
+        return ravel_pytree(template)[1](z)
 
-    def _sample_theta(self, args, kwargs) -> dict:
-        """Register the hyperparameters; one joint draw, then a `Delta` for each."""
-        names = self.structure.hyperparameters
-        if not names:
-            return {}
-        loc, scale = self._theta_params(args, kwargs)
-        if self.theta == "point":
-            z = loc
-        else:
-            q = (
-                dist.Normal(loc, scale).to_event(1)
-                if self.theta == "mean_field"
-                else dist.MultivariateNormal(loc, scale_tril=scale)
-            )
-            z = numpyro.sample(f"_{self.prefix}_theta", q, infer={"is_auxiliary": True})
+    def register(self, unconstrained: dict, *, with_density: bool = True) -> dict:
+        """Register values drawn on the real line at their sites, as `Delta`s.
+
+        Args:
+            unconstrained: Values by site, whose joint density an auxiliary site has.
+            with_density: Whether to add the density of the change of variables, or to
+                treat the values as points.
+        """
         values = {}
-        for name, x in self._unravel_unconstrained(z).items():
+        for name, x in unconstrained.items():
             site = self.structure.latents[name]
             value = site.transform(x)
             log_density: ArrayLike = 0.0
-            if self.theta != "point":
-                # The joint draw carries the density; the change of variables is here.
+            if with_density:
                 log_density = -jnp.sum(site.transform.log_abs_det_jacobian(x, value))
             values[name] = numpyro.sample(
                 name, dist.Delta(value, log_density, event_dim=jnp.ndim(value))
             )
         return values
-
-    def _theta_params(self, args, kwargs):
-        loc = numpyro.param(
-            self.theta_name,
-            lambda key: jax.jit(lambda k: self.initial_theta(k, args, kwargs))(key),
-        )
-        if self.theta == "point":
-            return loc, None
-        if self.theta == "mean_field":
-            return loc, numpyro.param(
-                f"theta_{self.prefix}_scale",
-                jnp.full_like(loc, _INITIAL_SCALE),
-                constraint=constraints.softplus_positive,
-            )
-        return loc, numpyro.param(
-            f"theta_{self.prefix}_scale_tril",
-            _INITIAL_SCALE * jnp.eye(loc.shape[0], dtype=loc.dtype),
-            constraint=dense_factor,
-        )
-
-    def _theta_distribution(self, args, kwargs):
-        """Mean and standard deviation of the hyperparameters on the real line."""
-        if not self.structure.hyperparameters:
-            return None
-        loc, scale = self._theta_params(args, kwargs)
-        if scale is None:
-            return loc, jnp.zeros_like(loc)
-        sd = scale if scale.ndim == 1 else jnp.linalg.norm(scale, axis=-1)
-        return loc, sd
-
-    def _unravel_unconstrained(self, z) -> dict:
-        names = self.structure.hyperparameters
-        template = {
-            name: jnp.zeros(
-                self.structure.latents[name].unconstrained_shape,
-                self.structure.latents[name].dtype,
-            )
-            for name in names
-        }
-        return ravel_pytree(template)[1](z)
-
-    def unravel(self, z) -> dict:
-        """Hyperparameters on their supports from the unconstrained vector."""
-        return self.structure.constrain(self._unravel_unconstrained(z))
 
     def _recall(self, args, kwargs):
         """The arguments given, or those the guide was first called with."""

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_gpx.conditionals import from_precision
-from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.infer.starts import init_to_prior_median
 
 __all__ = ["ConditionalGaussian"]

@@ -7,7 +7,7 @@ import jax
 from numpyro_gpx.beliefs import GaussianBelief
 from numpyro_gpx.conditionals import collapse
 from numpyro_gpx.distributions import ExpectedLikelihood
-from numpyro_gpx.guides.base import GaussianGuide
+from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.guides.rows import Rows, entry_belief, row_sums, rows_at
 from numpyro_gpx.infer.elbo import CollapsedBound
 from numpyro_gpx.infer.latent_site import integration

@@ -16,9 +16,9 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_gpx import checks, cubature
-from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.guides.encoders import Encoder
 from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.infer.latent_site import LatentInput
 from numpyro_gpx.infer.structure import Plate, Structure, inspect_model
 from numpyro_gpx.infer.target import trace_model

@@ -7,8 +7,8 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
-from numpyro_gpx.guides.base import GaussianGuide
 from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.infer.starts import init_to_prior_median
 
 __all__ = ["WhitenedGaussian"]

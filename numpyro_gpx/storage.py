@@ -107,7 +107,7 @@ def _shapes(structure) -> dict[str, list[int]]:
 
 def _can_be_rebuilt(guide) -> bool:
     known = type(guide).__name__ in guides.__all__
-    ours = known and isinstance(guide, guides.GaussianGuide)
+    ours = known and isinstance(guide, guides.SiteGuide)
     return ours and guide.can_be_rebuilt
 
 

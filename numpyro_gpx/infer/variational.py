@@ -231,9 +231,9 @@ def _report_bound(fit: Fit) -> None:
 
 def guide_setup(guide, args, kwargs) -> None:
     """Let the guide learn the model's sites from concrete arguments."""
-    from numpyro_gpx.guides.base import GaussianGuide
+    from numpyro_gpx.guides.base import SiteGuide
 
-    if isinstance(guide, GaussianGuide):
+    if isinstance(guide, SiteGuide):
         guide.setup(*args, **kwargs)
     elif isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         # NumPyro's guides keep the values of their first call, which must not be
@@ -262,17 +262,17 @@ def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] 
 
 def _means_the_same(init: Fit, guide, name: str) -> bool:
     """Whether a parameter means the same in the guide of another fit."""
-    from numpyro_gpx.guides.base import GaussianGuide
+    from numpyro_gpx.guides.base import SiteGuide
 
     other = getattr(init.posterior, "guide", None)
-    if isinstance(guide, GaussianGuide) and isinstance(other, GaussianGuide):
+    if isinstance(guide, SiteGuide) and isinstance(other, SiteGuide):
         return guide.meaning(name) == other.meaning(name)
     return type(other) is type(guide)
 
 
 def _mean_theta(init: Fit, guide) -> dict:
     """The start of a Gaussian guide's `q(theta)` at the mean of other draws."""
-    from numpyro_gpx.guides.base import GaussianGuide
+    from numpyro_gpx.guides.gaussian import GaussianGuide
 
     if not isinstance(guide, GaussianGuide):
         return {}

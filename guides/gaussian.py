@@ -1,0 +1,234 @@
+r"""What all Gaussian guides share: sites, :math:`q(\theta)`, draws and quantiles.
+
+A guide says what it believes of each GP site given :math:`\theta`; this file does the
+rest. Hyperparameters are Gaussian on the real line, or points.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import constraints
+
+from numpyro_gpx.beliefs import Belief, DiagonalBelief
+from numpyro_gpx.guides.base import SiteGuide
+from numpyro_gpx.guides.factors import dense_factor
+from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
+from numpyro_gpx.infer.target import trace_model
+
+__all__ = ["GaussianGuide"]
+
+# Standard deviation of q(theta) on the real line before training: small enough that
+# early draws stay near the starting point.
+_INITIAL_SCALE = 0.1
+
+
+class GaussianGuide(SiteGuide):
+    r"""Base of the guides with :math:`q(\theta)\,q(v \mid \theta)`, all Gaussian.
+
+    Args:
+        model: The model.
+        theta: Family of :math:`q(\theta)` on the real line: `"point"` (a MAP estimate
+            on the support), `"mean_field"` or `"full"`.
+        prefix: Names parameters: `{site}_{prefix}_{part}`.
+        init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
+    """
+
+    def __init__(
+        self, model, *, theta, prefix="auto", init_loc_fn=init_to_prior_median
+    ):
+        families = ("point", "mean_field", "full")
+        if theta not in families:
+            raise ValueError(f"`theta` must be one of {families}; got {theta!r}.")
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        self.theta = theta
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"theta": self.theta, "prefix": self.prefix}
+
+    @property
+    def local_advice(self):
+        wrapped = f"`gpx.guides.UnscentedLatent({type(self).__name__}(model))`"
+        return f"Fit without `batch_size`, or wrap it: {wrapped}."
+
+    @abc.abstractmethod
+    def belief(self, name: str, theta: dict, args: tuple, kwargs: dict) -> Belief:
+        """Belief about GP site `name`, given the hyperparameters."""
+
+    def marks(
+        self, name: str, theta: dict, args: tuple, kwargs: dict, latents: dict
+    ) -> dict[str, Any]:
+        """What the bound may know of GP site `name`: its belief, and more.
+
+        Args:
+            name: The site.
+            theta: Hyperparameters.
+            args: Arguments of the model.
+            kwargs: Keyword arguments of the model.
+            latents: `LatentInput`s by site; only guides that look at the data need it.
+        """
+        return {"belief": self.belief(name, theta, args, kwargs)}
+
+    def __call__(self, *args, **kwargs):
+        if self._structure is None:
+            self.setup(*args, **kwargs)
+        theta = self._sample_theta(args, kwargs)
+        rows, latents = self._sample_rows(args, kwargs)
+        values = {**theta, **rows}
+        for name, marks in self._marks(theta, args, kwargs, latents):
+            fn = marks["belief"].distribution()
+            values[name] = numpyro.sample(name, fn, infer=marks)
+        return values
+
+    def quantiles(self, params, quantiles, *args, **kwargs):
+        """Quantiles `(Q, ...)` of each site's entries.
+
+        For hyperparameters these are the marginal ones; for GP sites those of
+        `q(v | theta)` at the median hyperparameters.
+        """
+        args, kwargs = self._recall(args, kwargs)
+        levels = jnp.asarray(quantiles)
+        with handlers.block(), handlers.seed(rng_seed=0):
+            with handlers.substitute(data=params):
+                q = self._theta_distribution(args, kwargs)
+                if q is None:
+                    found, middle = {}, {}
+                else:
+                    loc, sd = q
+                    found = self._theta_quantiles(loc, sd, levels)
+                    middle = self.unravel(loc)
+                with handlers.seed(rng_seed=0):
+                    _, latents = self._sample_rows(args, kwargs)
+                for name, marks in self._marks(middle, args, kwargs, latents):
+                    marginal = marks["belief"].distribution()
+                    spread = jnp.sqrt(marginal.variance)
+                    shape = (-1,) + (1,) * spread.ndim
+                    step = jax.scipy.special.ndtri(levels).reshape(shape)
+                    found[name] = marginal.mean + step * spread
+        return found
+
+    def _sample_rows(self, args, kwargs) -> tuple[dict, dict]:
+        """Draws of the rows' own latent sites, and their `LatentInput`s; none here."""
+        return {}, {}
+
+    def _marks(self, theta, args, kwargs, latents):
+        """Names and marks of GP sites, and of others that ask for a belief."""
+        for name in self.structure.gps:
+            yield name, self.marks(name, theta, args, kwargs, latents)
+        for name in self.structure.integrated:
+            yield name, {"belief": self._plain_belief(name, args, kwargs)}
+
+    def _plain_belief(self, name, args, kwargs) -> Belief:
+        """Independent Gaussians that start at the site's starting value."""
+
+        def start(key):
+            found = initial_values(
+                self.model, self.structure, args, kwargs, key,
+                init_strategy=self.init_loc_fn,
+            )  # fmt: skip
+            return found[name]
+
+        loc = numpyro.param(f"{name}_{self.prefix}_loc", jax.jit(start))
+        scale = numpyro.param(
+            f"{name}_{self.prefix}_scale",
+            jnp.full_like(loc, _INITIAL_SCALE),
+            constraint=constraints.softplus_positive,
+        )
+        return DiagonalBelief(loc, scale)
+
+    def _theta_quantiles(self, loc, sd, levels) -> dict:
+        """Quantiles on the supports; a falling transform turns the levels around."""
+        steps = jax.scipy.special.ndtri(levels)[:, None]
+        rising = jax.vmap(self.unravel)(loc + sd * steps)
+        falling = jax.vmap(self.unravel)(loc - sd * steps)
+        low, high = self.unravel(loc - 1.0), self.unravel(loc + 1.0)
+        return {
+            name: jnp.where(high[name] >= low[name], rising[name], falling[name])
+            for name in rising
+        }
+
+    @property
+    def theta_name(self) -> str:
+        """Name of the parameter that holds the mean of `q(theta)`."""
+        return f"theta_{self.prefix}_loc"
+
+    def initial_theta(self, key, args, kwargs):
+        """Unconstrained starting values of the hyperparameters, as one vector."""
+        return ravel_pytree(
+            self.start(self.structure.hyperparameters, key, args, kwargs)
+        )[0]
+
+    def trace_given(self, values: dict, args, kwargs):
+        """The model's trace at `values` of hyperparameters, GP sites at 0.
+
+        Only the model's parameters are visible outside, so that they follow training.
+        """
+        zeros = {
+            name: jnp.zeros(site.shape, site.dtype)
+            for name, site in self.structure.latents.items()
+            if site.is_gp or site.integrated
+        }
+        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
+            return trace_model(self.model, args, kwargs, {**values, **zeros}, jr.key(0))
+
+    def _sample_theta(self, args, kwargs) -> dict:
+        """Register the hyperparameters; one joint draw, then a `Delta` for each."""
+        names = self.structure.hyperparameters
+        if not names:
+            return {}
+        loc, scale = self._theta_params(args, kwargs)
+        if self.theta == "point":
+            z = loc
+        else:
+            q = (
+                dist.Normal(loc, scale).to_event(1)
+                if self.theta == "mean_field"
+                else dist.MultivariateNormal(loc, scale_tril=scale)
+            )
+            z = numpyro.sample(f"_{self.prefix}_theta", q, infer={"is_auxiliary": True})
+        drawn = self.unravel_unconstrained(names, z)
+        # The joint draw carries the density; the change of variables is left.
+        return self.register(drawn, with_density=self.theta != "point")
+
+    def _theta_params(self, args, kwargs):
+        loc = numpyro.param(
+            self.theta_name,
+            lambda key: jax.jit(lambda k: self.initial_theta(k, args, kwargs))(key),
+        )
+        if self.theta == "point":
+            return loc, None
+        if self.theta == "mean_field":
+            return loc, numpyro.param(
+                f"theta_{self.prefix}_scale",
+                jnp.full_like(loc, _INITIAL_SCALE),
+                constraint=constraints.softplus_positive,
+            )
+        return loc, numpyro.param(
+            f"theta_{self.prefix}_scale_tril",
+            _INITIAL_SCALE * jnp.eye(loc.shape[0], dtype=loc.dtype),
+            constraint=dense_factor,
+        )
+
+    def _theta_distribution(self, args, kwargs):
+        """Mean and standard deviation of the hyperparameters on the real line."""
+        if not self.structure.hyperparameters:
+            return None
+        loc, scale = self._theta_params(args, kwargs)
+        if scale is None:
+            return loc, jnp.zeros_like(loc)
+        sd = scale if scale.ndim == 1 else jnp.linalg.norm(scale, axis=-1)
+        return loc, sd
+
+    def unravel(self, z) -> dict:
+        """Hyperparameters on their supports from the unconstrained vector."""
+        names = self.structure.hyperparameters
+        return self.structure.constrain(self.unravel_unconstrained(names, z))

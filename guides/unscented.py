@@ -180,7 +180,9 @@ class UnscentedLatent(GaussianGuide):
         maps = self._row_maps(args, kwargs)
         values, latents = {}, {}
         with numpyro.plate(name, *plate, dim=-1) as i:
-            rows = {site: belief(i) for site, belief in maps.items()}
+            # Where all rows are there, the gather and its scattered derivative are not.
+            chosen = i if plate.subsample_size < plate.size else slice(None)
+            rows = {site: belief(chosen) for site, belief in maps.items()}
             points, weights = self._points(rows)
             for site, belief in rows.items():
                 latents[site] = LatentInput(

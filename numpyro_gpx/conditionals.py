@@ -89,7 +89,7 @@ class SparsePrior(eqx.Module):
         L, W = self.factor
         K = roots * Kuf(self.inducing, self.kernels[0], X)  # (M, N)
         total = jnp.sum(roots**2 * self.kernels[0].diag(X))
-        return projected_gram(W, K, _is_stable(L, W, total)), K
+        return projected_gram(self.factor, K, _is_stable(L, W, total)), K
 
     def psi(self, inputs: InputBelief, weights: Float[Array, " N"]) -> Psi:
         """Psi statistics of the one kernel, in terms of `v`: `psi1` is `(N, M)`."""
@@ -368,11 +368,12 @@ def collapsed_bound(
     Returns:
         The bound, a scalar.
     """
-    L, W = factorise(Kuu(inducing, kernel))
+    factor = factorise(Kuu(inducing, kernel))
+    L, W = factor
     K = Kuf(inducing, kernel, X)  # (M, N)
     variances = kernel.diag(X)  # (N,)
     stable = _is_stable(L, W, jnp.sum(variances) / noise_var)
-    AAt = projected_gram(W, K, stable)  # (M, M)
+    AAt = projected_gram(factor, K, stable)  # (M, M)
     LB = jnp.linalg.cholesky(jnp.eye(L.shape[0], dtype=L.dtype) + AAt / noise_var)
     c = solve_triangular(LB, W @ (K @ y), lower=True) / noise_var  # (M,)
     log_det = jnp.sum(jnp.log(jnp.diagonal(LB)))

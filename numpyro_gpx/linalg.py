@@ -99,19 +99,25 @@ def positive(variance: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return jnp.maximum(variance, jnp.finfo(variance.dtype).eps ** 2)
 
 
-@jax.custom_jvp
 def projected_gram(
-    W: Float[Array, "M M"], K: Float[Array, "M N"], stable: Array
+    factor: Factor, K: Float[Array, "M N"], stable: Array
 ) -> Float[Array, "M M"]:
     r""":math:`A A^\top` for :math:`A = W K`.
 
+    Its derivative is stated for reverse mode alone (that of a branch would copy M x N
+    arrays): second derivatives are `jax.jacrev` of `jax.grad`, not `jax.hessian`.
+
     Args:
-        W: An inverse factor.
+        factor: A factor `L` with its inverse `W`.
         K: Cross-covariance.
         stable: A boolean scalar: whether :math:`W (K K^\top) W^\top`, a single product
             of size M x M x N, is accurate enough. Otherwise `A` is formed.
     """
+    return _projected_gram(*factor, K, stable)
 
+
+@jax.custom_vjp
+def _projected_gram(L, W, K, stable):
     def fast(W, K):
         return W @ (K @ K.T) @ W.T
 
@@ -122,21 +128,27 @@ def projected_gram(
     return jax.lax.cond(stable, fast, accurate, W, K)
 
 
-@projected_gram.defjvp
-def _projected_gram_jvp(primals, tangents):
-    """Stated by hand: the derivative of `cond` would carry M x N arrays across it."""
-    W, K, stable = primals
-    dW, dK, _ = tangents
+def _projected_gram_fwd(L, W, K, stable):
+    gram = _projected_gram(L, W, K, stable)
+    return gram, (L, W, K, stable, gram)
 
-    def fast(W, K, dW, dK):
-        return (dW @ (K @ K.T) + W @ (dK @ K.T)) @ W.T
 
-    def accurate(W, K, dW, dK):
-        A = W @ K
-        return dW @ (K @ A.T) + W @ (dK @ A.T)
+def _projected_gram_bwd(kept, C):
+    r"""Since :math:`W K K^\top = A A^\top L^\top`, `W` needs no product of size N."""
+    L, W, K, stable, gram = kept
+    C = C + C.T
 
-    half = jax.lax.cond(stable, fast, accurate, W, K, dW, dK)
-    return projected_gram(W, K, stable), half + half.T
+    def fast(W, K, C):
+        return (W.T @ C @ W) @ K
+
+    def accurate(W, K, C):
+        return W.T @ (C @ (W @ K))
+
+    slope = jax.lax.cond(stable, fast, accurate, W, K, C)
+    return jnp.zeros_like(L), C @ gram @ L.T, slope, None
+
+
+_projected_gram.defvjp(_projected_gram_fwd, _projected_gram_bwd)
 
 
 def _with_jitter(K, scale=None):

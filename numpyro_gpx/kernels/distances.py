@@ -34,20 +34,23 @@ def squared_distances(
     product saves nothing, and in float32 it cancels nearly all digits of a short
     distance.
     """
+    if X.dtype != jnp.float64 or X.shape[1] <= 3:
+        return _by_differences(X, X if X2 is None else X2, lengthscale)
     # The distance does not depend on the centre, so neither does its gradient; small
     # numbers lose fewer digits to cancellation.
     centre = jax.lax.stop_gradient(jnp.mean(X, axis=0))
-
-    def scale(x):
-        return (x - centre) / fit_columns("lengthscale", lengthscale, x)
-
-    A = jax.vmap(scale)(X)  # (N, D)
-    if A.dtype != jnp.float64 or A.shape[1] <= 3:
-        return _by_differences(X, X if X2 is None else X2, lengthscale)
-
-    B = A if X2 is None else jax.vmap(scale)(X2)  # (N2, D)
-    norms, norms2 = jnp.sum(A**2, axis=1), jnp.sum(B**2, axis=1)
-    s = norms[:, None] + norms2[None, :] - 2.0 * A @ B.T  # (N, N2)
+    A = X - centre[None]  # (N, D)
+    B = A if X2 is None else X2 - centre[None]  # (N2, D)
+    weights = fit_columns("lengthscale", lengthscale, X[0]) ** -2.0
+    # Norms are part of the product, and lengthscales of its left factor alone (the
+    # inducing inputs, as a rule): the derivative is then two products as well, without
+    # sums over the rows and columns of an N x N2 matrix.
+    W = jnp.broadcast_to(weights, A.shape)
+    norms = jnp.sum(W * A**2, axis=1, keepdims=True)
+    left = jnp.concatenate([-2.0 * W * A, W, norms], axis=1)  # (N, 2 D + 1)
+    ones = jnp.ones((1, B.shape[0]), B.dtype)
+    right = jnp.concatenate([B.T, B.T**2, ones], axis=0)  # (2 D + 1, N2)
+    s = left @ right  # (N, N2)
     # Rounding can leave s below 0. Only the value is moved there: the derivative stays
     # that of the distance, also where two inputs coincide.
     s = s + jax.lax.stop_gradient(jnp.maximum(-s, 0.0))

@@ -147,7 +147,12 @@ def fit_once(Y, method, kind, num_dims, seed, steps):
             optimizer=optax.adam(0.01),
         )  # fmt: skip
     else:
-        fit = gpx.fit_lbfgs(model, guide, Y, key=key, max_steps=steps, progress=False)
+        # Closed forms lose digits where lengthscales grow: on USPS with the default
+        # jitter L-BFGS found "bounds" that were 3000 nats too high.
+        with gpx.jitter(1e-6 if method == "analytic" else None):
+            fit = gpx.fit_lbfgs(
+                model, guide, Y, key=key, max_steps=steps, progress=False
+            )
     H = fit.latents().mean
     if kind != "MLP":
         H = H[:, np.argsort(fit.draws(4)["lengthscale"][0])[:2]]
@@ -190,16 +195,16 @@ def plan(name):
     """Rows of a table: method, kernel, latent dimensions, repeats, steps."""
     if name == "usps":
         return [
-            ("UT-4", "MLP", 2, 1, 300),
-            ("UT-10", "RBF", 5, 1, 200),
-            ("analytic", "RBF", 5, 1, 200),
-            ("GH-4", "MLP", 2, 1, 300),
-            ("MC-4", "MLP", 2, 3, 500),
-            ("MC-10", "RBF", 5, 3, 300),
-            ("GH-32", "RBF", 5, 1, 200),
-            ("MC-32", "RBF", 5, 1, 200),
-            ("MC-200", "MLP", 2, 1, 100),
-            ("MC-200", "RBF", 5, 1, 100),
+            ("UT-4", "MLP", 2, 1, 3000),
+            ("GH-4", "MLP", 2, 1, 3000),
+            ("UT-10", "RBF", 5, 1, 1000),
+            ("analytic", "RBF", 5, 1, 1000),
+            ("MC-4", "MLP", 2, 3, 3000),
+            ("MC-10", "RBF", 5, 3, 1000),
+            ("MC-32", "RBF", 5, 1, 500),
+            ("GH-32", "RBF", 5, 1, 300),
+            ("MC-200", "MLP", 2, 1, 300),
+            ("MC-200", "RBF", 5, 1, 200),
         ]
     small = name == "oilflow100"
     few = 3 if small else 1

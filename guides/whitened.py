@@ -13,6 +13,10 @@ from numpyro_gpx.infer.starts import init_to_prior_median
 
 __all__ = ["WhitenedGaussian"]
 
+# Inner layers of a deep GP start nearly deterministic, so that the layers above see
+# what the first one passes on (tutorial 4.4; Salimbeni & Deisenroth 2017).
+_INNER_SCALE = 1e-3
+
 
 class WhitenedGaussian(GaussianGuide):
     r"""The guide of whitened SVGP: a Gaussian over `v`, independent of the rest.
@@ -49,13 +53,14 @@ class WhitenedGaussian(GaussianGuide):
 
     def belief(self, name, theta, args, kwargs):
         site = self.structure.latents[name]
+        start = _INNER_SCALE if site.inner else 1.0
         loc = numpyro.param(
             f"{name}_{self.prefix}_loc", jnp.zeros(site.shape, site.dtype)
         )
         if self.covariance == "diagonal":
             scale = numpyro.param(
                 f"{name}_{self.prefix}_scale",
-                jnp.ones(site.shape, site.dtype),
+                jnp.full(site.shape, start, site.dtype),
                 constraint=constraints.softplus_positive,
             )
             return DiagonalBelief(loc, scale)
@@ -63,7 +68,7 @@ class WhitenedGaussian(GaussianGuide):
         eye = jnp.broadcast_to(jnp.eye(size, dtype=site.dtype), (*site.shape, size))
         scale_tril = numpyro.param(
             f"{name}_{self.prefix}_scale_tril",
-            eye,
+            start * eye,
             constraint=dense_factor,
         )
         return GaussianBelief(loc, scale_tril)

@@ -35,6 +35,7 @@ __all__ = [
     "expected_conditional",
     "from_precision",
     "optimal_belief",
+    "replicate_covariances",
 ]
 
 
@@ -171,6 +172,40 @@ def conditional(
         offset = prior.mean(X)  # (N,) or (N, P)
         f_mean = f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
     return GaussianLatent(f_mean, f_var, cov, cov_scale=cov_scale)
+
+
+def replicate_covariances(
+    prior: SparsePrior, X: Float[Array, "S N D"], value: Array | Belief
+) -> tuple[Float[Array, "*P N S S"], Float[Array, ""]]:
+    """Covariances of `f` among the S replicates of each row.
+
+    Args:
+        prior: The GP.
+        X: Replicates of the inputs.
+        value: Whitened inducing variables: a draw `(M,)` or `(P, M)`, or a belief.
+
+    Returns:
+        Covariances `(N, S, S)` or `(P, N, S, S)`, and the prior variance that they were
+        subtracted from, on average.
+    """
+    S, N, D = X.shape
+    rows = jnp.swapaxes(X, 0, 1)  # (N, S, D)
+    A = prior.project(rows.reshape(N * S, D), accurate=True)  # (*K, M, N S)
+    covs = [jax.vmap(kernel)(rows) for kernel in prior.kernels]  # (N, S, S) each
+    cov = covs[0] if len(covs) == 1 else jnp.stack(covs)
+    cov = cov - _row_grams(A, N)
+    mean = value.mean if isinstance(value, Belief) else value
+    cov = jnp.broadcast_to(cov, mean.shape[:-1] + cov.shape[-3:])
+    if isinstance(value, Belief):
+        cov = cov + _row_grams(value.spread(A), N)
+    variance = _prior_variance(prior.kernels, rows.reshape(N * S, D))
+    return cov, jnp.mean(variance)
+
+
+def _row_grams(A, num_rows):
+    """Products `A_n^T A_n`, `(..., N, S, S)`, of blocks of columns `(..., M, N S)`."""
+    blocks = A.reshape(*A.shape[:-1], num_rows, -1)  # (..., M, N, S)
+    return jnp.einsum("...mns,...mnt->...nst", blocks, blocks)
 
 
 def expected_conditional(

@@ -1,12 +1,23 @@
 """Mean functions: `m(X)` is `(N,)`, or `(N, P)` for several outputs."""
 
-__all__ = ["Constant", "Identity", "Linear", "Mean", "Projection", "Zero"]
+__all__ = [
+    "Constant",
+    "Convolution",
+    "Identity",
+    "Linear",
+    "Mean",
+    "Projection",
+    "Zero",
+    "skip",
+]
 
 import abc
+import math
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from numpyro_gpx.fields import real
@@ -110,6 +121,71 @@ class Projection(Mean):
 
     def __call__(self, X):
         return _project("matrix", jax.lax.stop_gradient(self.matrix), X)
+
+
+class Convolution(Mean):
+    r"""Images through a small convolution, the skip connection of image layers.
+
+    Rows are images `(C, H, W)` in one vector, and so are the outputs
+    `(C', H / stride, W / stride)`; the border is padded with zeros. Its weights are
+    meant to be learnt (`gpx.models.priors.convolution`).
+
+    Args:
+        image_shape: `(C, H, W)`.
+        weights: `(C', C, 3, 3)`, or another odd size.
+        stride: Pixels from one output to the next.
+
+    References:
+        Thesis C.4.2 ("convolutional skip-layer connection").
+    """
+
+    image_shape: tuple[int, int, int] = eqx.field(static=True)
+    weights: Float[Array, "..."] = real()
+    stride: int = eqx.field(static=True, default=1)
+
+    def __check_init__(self):
+        check_rank("weights", self.weights, 4)
+        if self.weights.shape[1] != self.image_shape[0]:
+            raise ValueError(
+                "`weights` must have one entry along its second axis for each channel "
+                f"of the images; got shape {self.weights.shape} for images "
+                f"{self.image_shape}."
+            )
+
+    def __call__(self, X):
+        X = as_inputs("X", X)
+        if X.shape[1] != math.prod(self.image_shape):
+            raise ValueError(
+                f"`X` must have the {math.prod(self.image_shape)} columns of images "
+                f"{self.image_shape}; got shape {X.shape}."
+            )
+        images = X.reshape(-1, *self.image_shape)
+        out = jax.lax.conv_general_dilated(
+            images, self.weights.astype(X.dtype), (self.stride, self.stride), "SAME"
+        )  # (N, C', H', W')
+        return out.reshape(X.shape[0], -1)
+
+
+def skip(X: ArrayLike, width: int) -> Mean:
+    """How inputs pass by a layer of `width` outputs.
+
+    The inputs themselves if the layer has as many outputs as inputs; their principal
+    components if it has fewer; inputs and zeros if it has more.
+
+    Args:
+        X: Inputs of the layer, `(N, D)`, to find the components of.
+        width: Number of outputs of the layer.
+
+    References:
+        Salimbeni & Deisenroth (2017), section 3.
+    """
+    X = np.asarray(as_inputs("X", X))
+    if width == X.shape[1]:
+        return Identity()
+    if width > X.shape[1]:
+        return Projection(jnp.eye(X.shape[1], width))
+    directions = np.linalg.svd(X, full_matrices=False)[2][:width]  # (width, D)
+    return Projection(jnp.asarray(directions.T))
 
 
 def _project(name, weights, X):

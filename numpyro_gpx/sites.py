@@ -1,9 +1,10 @@
 """The NumPyro sites of a GP model: `gp`, `observe`, `propagate`, `exact`.
 
 Each registers ordinary sites, so that the model stays an ordinary NumPyro function.
-Two marks in a site's `infer` dictionary tell the engines what they need to know:
+Marks in a site's `infer` dictionary tell engines and guides what they need to know:
 `"gp"` carries the prior of a GP site to guides that follow it, and `"noise"` marks
-sites that are drawn afresh for every evaluation of the density.
+sites that are drawn afresh for every evaluation of the density (`"inner"` names the
+GPs whose functions they draw).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -28,6 +30,7 @@ from numpyro_gpx.kernels import Kernel
 from numpyro_gpx.latents import GaussianLatent, Latent, as_latent, known_function
 from numpyro_gpx.likelihoods import Gaussian, Likelihood
 from numpyro_gpx.means import Mean, Zero
+from numpyro_gpx.replicates import current_axis, shared_draw
 from numpyro_gpx.uncertain import InputBelief
 
 __all__ = ["GP", "exact", "gp", "observe", "propagate"]
@@ -260,13 +263,19 @@ def propagate(name: str, latent: GaussianLatent) -> Array:
         The draw, `(N,)` or `(N, P)`.
     """
     checks.instance("latent", latent, GaussianLatent, "such as f(X)")
-    zeros = jnp.zeros_like(latent.mean)
+    axis = current_axis()
+    replicates = () if axis is None else (jax.lax.axis_size(axis),)
+    zeros = jnp.zeros(replicates + latent.shape, latent.mean.dtype)
     noise = numpyro.sample(
         f"{name}/noise",
-        dist.Normal(zeros, 1.0).to_event(zeros.ndim - 1),
-        infer={"noise": True},
+        dist.Normal(zeros, 1.0).to_event(len(latent.shape) - 1),
+        infer={"noise": True, "inner": latent.sites},
     )
-    return numpyro.deterministic(name, latent.mean + latent.correlate(noise))
+    if axis is None:
+        deviation = latent.correlate(noise)
+    else:
+        deviation = shared_draw(name, latent, noise, axis)
+    return numpyro.deterministic(name, latent.mean + deviation)
 
 
 def exact(

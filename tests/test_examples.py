@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
     "name",
     [
         "counts",
+        "deep_gp",
         pytest.param("freyface", marks=pytest.mark.slow),
         "free_simulation",
         pytest.param("gplvm", marks=pytest.mark.slow),

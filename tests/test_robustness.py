@@ -237,6 +237,21 @@ def test_a_kernel_that_cannot_be_factorised_is_named_after_one_more_try():
                 run()
 
 
+def test_a_gradient_that_is_not_finite_stops_a_fit_where_it_starts():
+    def model(X, y=None):
+        # The loss is finite at 0, and its slope is NaN.
+        shift = jnp.sqrt(numpyro.param("shift", jnp.zeros(())) ** 2)
+        kernel = gpx.kernels.RBF(1.0 + shift, 1.0)
+        f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(_X[:5]))
+        with numpyro.plate("data", X.shape[0]):
+            gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.3), obs=y)
+
+    guide = gpx.guides.OptimalGaussian(model)
+    with pytest.warns(RuntimeWarning, match="1 entries are not finite"):
+        with pytest.raises(ValueError, match="did not help"):
+            gpx.fit_lbfgs(model, guide, _X, Y, key=jr.key(0), progress=False)
+
+
 def test_the_users_jitter_is_used_and_remembered():
     with gpx.jitter(1e-3):
         large = fit(MODEL, _X, Y)

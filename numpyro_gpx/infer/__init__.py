@@ -3,6 +3,7 @@
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.importance import ImportanceWeighted
+from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM
 from numpyro_gpx.infer.sampling import fit_mcmc, fit_nuts, fit_sghmc
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.target import Target
@@ -13,6 +14,7 @@ __all__ = [
     "ImportanceWeighted",
     "SGHMC",
     "Blackjax",
+    "MonteCarloEM",
     "Target",
     "fit_lbfgs",
     "fit_mcmc",

@@ -4,12 +4,15 @@ r"""The importance-weighted bound over the latent inputs of the rows.
     \exp\Big(\mathbb E_{q(f)}[\log p(y_n \mid f(x_n, h_n^{(s)}))]\Big)
     \frac{p(h_n^{(s)})}{q(h_n^{(s)})}\Big] - \mathrm{KL}(q(v) \,\|\, p(v))
 
-with :math:`h_n^{(s)} \sim q(h_n)`. The average over the S replicates is taken for each
+with :math:`h_n^{(s)} \sim q(h_n)`. In a deep GP the function of the last layer is
+averaged inside the exponential, and the layers below are drawn, jointly for the S
+replicates of a row (eq. 82-83). The average over the S replicates is taken for each
 row, *inside* the sum over rows, so that minibatches stay unbiased; beliefs about global
 sites are outside the logarithm. It is a lower bound for every S and tightens with S.
 
 References:
-    Tutorial eq. 75-77; Salimbeni et al. (2019); Burda, Grosse & Salakhutdinov (2016).
+    Tutorial eq. 75-77, 82-83; Salimbeni et al. (2019); Burda, Grosse & Salakhutdinov
+    (2016).
 """
 
 from __future__ import annotations
@@ -31,8 +34,11 @@ from numpyro_gpx.infer.elbo import (
     scaled,
     with_values,
 )
+from numpyro_gpx.replicates import sharing_functions
 
 __all__ = ["ImportanceWeighted"]
+
+_AXIS = "replicates"
 
 
 class ImportanceWeighted(Loss):
@@ -77,14 +83,15 @@ class ImportanceWeighted(Loss):
             drawn = {n: guide_trace[n]["fn"].rsample(keys[n]) for n in latents}
             values = {**beliefs, **drawn}
             replayed = handlers.replay(model, with_values(guide_trace, values))
-            trace = run_traced(replayed, key_model, params, args, kwargs)
+            with sharing_functions(_AXIS):
+                trace = run_traced(replayed, key_model, params, args, kwargs)
             check_match(trace, guide_trace)
             # Subtract log q row by row: the weights belong to rows, not to the batch.
             log_q = sum(guide_trace[n]["fn"].log_prob(x) for n, x in drawn.items())
             return _split(trace, guide_trace, latents, log_q)
 
         keys = jr.split(key_rows, self.num_replicates)
-        log_weights, scale, rest = jax.vmap(replicate)(keys)
+        log_weights, scale, rest = jax.vmap(replicate, axis_name=_AXIS)(keys)
         log_mean = logsumexp(log_weights, axis=0) - jnp.log(self.num_replicates)
         bound = scale[0] * jnp.sum(log_mean) + jnp.mean(rest)
         for name, site in guide_trace.items():
@@ -106,12 +113,6 @@ def _split(trace, guide_trace, latents, log_q):
         factor = factor * (size / (size if batch is None else batch))
     rows, rest = -log_q, jnp.zeros(())
     for name, site in trace.items():
-        if site["type"] == "sample" and site["infer"].get("noise"):
-            raise ValueError(
-                "ImportanceWeighted cannot weigh models with noise between layers "
-                f"(`{name}`): replicates of a row would have to share one function "
-                "draw. Use `gpx.infer.ELBO()`."
-            )
         if not counts(site):
             continue
         guide_site = guide_trace.get(name)

@@ -167,6 +167,10 @@ class GuidePosterior(Posterior):
         """Whether the guide has latent inputs and a rule for them."""
         return any(kind.latent is not None for kind in self._kinds)
 
+    def closed_form_latents(self) -> bool:
+        """Whether expectations over all latent inputs are closed forms."""
+        return all(kind.latent in (None, "closed") for kind in self._kinds)
+
     @functools.cached_property
     def _kinds(self) -> list[_Kind]:
         """What the guide does with each of its sites; traced once."""
@@ -196,7 +200,8 @@ class _Kind(NamedTuple):
 
     Attributes:
         drawn: Whether its value is random and no belief stands for it.
-        latent: `"fixed"` or `"random"` points of a latent input's rule; else `None`.
+        latent: For latent inputs whether their rule has `"fixed"` or `"random"` points,
+            or a `"closed"` form; else `None`.
     """
 
     drawn: bool
@@ -209,6 +214,7 @@ class _Kind(NamedTuple):
         points = None
         if latent is not None:
             points = "random" if latent.random else "fixed"
+            points = "closed" if latent.points is None else points
         return cls("belief" not in site["infer"] and not point, points)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -21,6 +23,7 @@ from numpyro_gpx.infer.data import (
     check_slopes,
     inputs_first,
 )
+from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM, move_hyperparameters
 from numpyro_gpx.infer.noise import as_latent_noise
 from numpyro_gpx.infer.noise import noise_sets as make_noise_sets
 from numpyro_gpx.infer.posteriors import ChainPosterior
@@ -113,6 +116,7 @@ def fit_sghmc(
     step_size: float = 0.2,
     friction: float = 0.3,
     num_steps: int = 20,
+    em: MonteCarloEM | None = None,
     params: Fit | dict | None = None,
     init: Fit | None = None,
     progress: bool = True,
@@ -131,6 +135,9 @@ def fit_sghmc(
         step_size: Step size; the bias shrinks with it.
         friction: Friction.
         num_steps: Gradients for each draw.
+        em: Move hyperparameters and `numpyro.param`s to a point by Monte Carlo EM
+            (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
+            hyperparameters as well.
         params: Values of `numpyro.param`s: a variational fit or a dict.
         init: Start chains from draws of another fit.
         progress: Whether to show progress bars.
@@ -138,17 +145,55 @@ def fit_sghmc(
     """
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
     params = _params(params)
-    kernel = SGHMC(
-        model, step_size=step_size, friction=friction, num_steps=num_steps,
-        params=params,
+    make_kernel = functools.partial(
+        SGHMC, step_size=step_size, friction=friction, num_steps=num_steps
+    )
+    run = functools.partial(
+        fit_mcmc, batch_size=batch_size, num_warmup=num_warmup,
+        num_samples=num_samples, num_chains=num_chains, progress=progress,
     )  # fmt: skip
-    fit = fit_mcmc(
-        kernel, *args, key=key, batch_size=batch_size, num_warmup=num_warmup,
-        num_samples=num_samples, num_chains=num_chains, init=init,
-        progress=progress, **kwargs,
-    )  # fmt: skip
+    if em is None:
+        kernel = make_kernel(model, params=params)
+        fit = run(kernel, *args, key=key, init=init, **kwargs)
+    else:
+        fit = _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key)
     fit.info.update(step_size=step_size, num_steps=num_steps)
     return fit
+
+
+def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -> Fit:
+    """Move the hyperparameters, then sample everything else given them."""
+    started = time.perf_counter()
+    checks.key(key)
+    if init is not None:
+        raise ValueError(
+            "`init` must be left out with `em`, whose chains start from its own draws. "
+            "Pass `params=` to start `numpyro.param`s elsewhere."
+        )
+    key_em, key_run = jr.split(key)
+    whole = check_data(model, args, kwargs)
+    batched = {**kwargs, "batch_size": run.keywords["batch_size"]}
+    if batched["batch_size"] is None:
+        batched = kwargs
+    check_batched(model, args, batched, whole, batched.get("batch_size"))
+    kernel = make_kernel(model, params=params)
+    moved = move_hyperparameters(
+        em, kernel, args, batched, key=key_em, progress=run.keywords["progress"]
+    )
+    given = handlers.condition(model, data=moved.values)
+    window = ChainPosterior({name: x[None] for name, x in moved.draws.items()})
+    starts = Fit(given, args, kwargs, window, engine="sghmc", params=moved.params)
+    kernel = make_kernel(given, params=moved.params)
+    fit = run(kernel, *args, key=key_run, init=starts, **kwargs)
+    draws = fit.chains()
+    shape = next(iter(draws.values())).shape[:2]
+    fixed = {n: np.broadcast_to(x, shape + x.shape) for n, x in moved.values.items()}
+    return Fit(
+        model, args, kwargs, ChainPosterior({**draws, **fixed}),
+        engine="sghmc", params=moved.params, jitter=fit.jitter,
+        batch_size=fit.batch_size, seconds=time.perf_counter() - started,
+        info={**fit.info, "log_densities": moved.log_densities}, structure=whole,
+    )  # fmt: skip
 
 
 def fit_mcmc(

@@ -120,12 +120,12 @@ class SGHMC(MCMCKernel):
     def sample(self, state, model_args, model_kwargs):
         target = Target(self.model, model_args, model_kwargs or {}, params=self.params)
 
-        def step(_, state):
-            return self._step(target, state)
+        def draw(state):
+            return jax.lax.fori_loop(
+                0, self.num_steps, lambda _, s: self.step(target, s), state
+            )
 
-        if is_prng_key(state.key):
-            return jax.lax.fori_loop(0, self.num_steps, step, state)
-        return jax.vmap(lambda s: jax.lax.fori_loop(0, self.num_steps, step, s))(state)
+        return draw(state) if is_prng_key(state.key) else jax.vmap(draw)(state)
 
     def postprocess_fn(self, model_args, model_kwargs):
         target = Target(self.model, model_args, model_kwargs or {}, params=self.params)
@@ -134,7 +134,7 @@ class SGHMC(MCMCKernel):
     def get_diagnostics_str(self, state):
         return f"step size {self.step_size:g}, {self.num_steps} gradients a draw"
 
-    def _step(self, target: Target, state: SGHMCState) -> SGHMCState:
+    def step(self, target: Target, state: SGHMCState) -> SGHMCState:
         """One gradient: kick, half drift, friction and noise, half drift (BAOAB)."""
         key, key_grad, key_noise = jr.split(state.key, 3)
         flat, unravel = ravel_pytree(state.z)

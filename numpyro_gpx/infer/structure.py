@@ -37,6 +37,7 @@ class LatentSite(NamedTuple):
         inducing: Type of the inducing variables if `gpx.gp` made it, else `None`.
         whitened: Whether it is a GP site that holds `v`.
         integrated: Whether it is no GP site but asks Gaussian guides for a belief.
+        inner: Whether it is a GP site whose function is passed on to another layer.
         row_local: Whether it shares a plate with an observed site, so that its rows are
             those of the data.
         plates: Names of the subsampled plates around it, with their axis in the value
@@ -50,6 +51,7 @@ class LatentSite(NamedTuple):
     inducing: type | None
     whitened: bool
     integrated: bool
+    inner: bool
     row_local: bool
     plates: dict[str, int]
 
@@ -176,6 +178,9 @@ def structure_of(trace: dict[str, Any]) -> Structure:
         for frame in trace[name]["cond_indep_stack"]
         if frame.name in every
     }
+    inner = frozenset().union(
+        *(s["infer"].get("inner", ()) for s in trace.values() if s["type"] == "sample")
+    )
     latents, noise, observed, params = {}, {}, [], []
     for name, site in trace.items():
         if site["type"] == "param":
@@ -188,7 +193,7 @@ def structure_of(trace: dict[str, Any]) -> Structure:
         elif site["infer"].get("noise"):
             noise[name] = jnp.shape(site["value"])
         else:
-            latents[name] = _latent_site(name, site, plates, row_plates)
+            latents[name] = _latent_site(name, site, plates, row_plates, inner)
     names = tuple(observed), tuple(params)
     return Structure(latents, noise, *names, plates, row_plates)
 
@@ -224,7 +229,7 @@ def _plates(trace):
     return plates
 
 
-def _latent_site(name, site, plates, row_plates) -> LatentSite:
+def _latent_site(name, site, plates, row_plates, inner) -> LatentSite:
     fn, value = site["fn"], site["value"]
     if isinstance(fn, ExpectedLikelihood | ExactRegression):
         raise ValueError(
@@ -258,6 +263,7 @@ def _latent_site(name, site, plates, row_plates) -> LatentSite:
         None if gp is None else type(gp.prior.inducing),
         gp is not None and gp.whiten,
         bool(site["infer"].get("integrate")),
+        name in inner,
         any(frame.name in row_plates for frame in site["cond_indep_stack"]),
         axes,
     )

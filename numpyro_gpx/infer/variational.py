@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,33 +13,18 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.infer import SVI
-from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import (
-    as_arrays,
-    check_batched,
-    check_data,
-    inputs_first,
-)
 from numpyro_gpx.infer.elbo import ELBO, Loss
-from numpyro_gpx.infer.posteriors import GuidePosterior
+from numpyro_gpx.infer.problem import Result, VariationalProblem, jit_once
 from numpyro_gpx.infer.progress import run_blocks
-from numpyro_gpx.infer.retry import NotFinite, with_retry
-from numpyro_gpx.infer.structure import abstract_trace, arrays_and_rest
+from numpyro_gpx.infer.retry import NotFinite
+from numpyro_gpx.infer.structure import arrays_and_rest
 from numpyro_gpx.infer.target import draw_batch
-from numpyro_gpx.infer.threads import single_blas_thread
 
 __all__ = ["fit_lbfgs", "fit_svi"]
 
-# Draws of the bound that a fit with latent inputs reports.
-_REPORTED_DRAWS = 1000
-# Draws of an objective that has noise.
-_OBJECTIVE_DRAWS = 100
-# By how many nats a row the objective of a rule may exceed the bound without a word.
-_TOLERATED_EXCESS = 0.1
 # Steps between looks at the losses.
 _BLOCK = 100
 
@@ -87,7 +69,7 @@ def fit_svi(
     """
     checks.at_least("num_steps", num_steps, 1)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
-    problem = _Problem(
+    problem = VariationalProblem(
         model, guide, args, kwargs, key,
         optimizer=optimizer, loss=ELBO() if loss is None else loss, init=init,
         batch_size=batch_size,
@@ -128,7 +110,7 @@ def fit_lbfgs(
         `elbo_standard_error`, of 1000 draws.
     """
     checks.at_least("max_steps", max_steps, 1)
-    problem = _Problem(
+    problem = VariationalProblem(
         model, guide, args, kwargs, key,
         optimizer=optax.identity(), loss=ELBO(), init=init,
     )  # fmt: skip
@@ -150,160 +132,11 @@ def fit_lbfgs(
     )
 
 
-class _Problem:
-    """What both fits share: checked arguments at the start, a `Fit` at the end."""
-
-    def __init__(
-        self, model, guide, args, kwargs, key, *, optimizer, loss, init,
-        batch_size=None,
-    ):  # fmt: skip
-        self.started = time.perf_counter()
-        checks.key(key)
-        checks.guide(guide)
-        self.key = key
-        if init is not None:
-            checks.instance("init", init, Fit, "such as an earlier fit of the model")
-        self.args, self.kwargs = as_arrays(*inputs_first(model, args, kwargs))
-        self.structure = check_data(model, self.args, self.kwargs)
-        self.svi = SVI(model, guide, optimizer, loss)
-        self.batch_size = batch_size
-        self.batched = dict(self.kwargs)
-        if batch_size is not None:
-            self.batched["batch_size"] = batch_size
-        self.batched_structure = check_batched(
-            model, self.args, self.batched, self.structure, batch_size
-        )
-        guide_setup(guide, self.args, self.batched)
-        self.start = _warm_start(init, model, guide, self.args, self.batched)
-
-    def solve(self, run: Callable[[], _Result], *, engine: str) -> Fit:
-        """Call `run`, once more with a larger jitter if need be; make it a fit."""
-
-        def attempt(jitter):
-            with single_blas_thread():
-                return run(), jitter
-
-        result, jitter = with_retry(
-            attempt, self.svi.model, self.args, self.batched, None
-        )
-        fit = Fit(
-            self.svi.model, self.args, self.kwargs,
-            self.posterior(result.params, result.key, jitter),
-            engine=engine, params=result.params, jitter=jitter,
-            batch_size=self.batch_size, structure=self.structure,
-            seconds=time.perf_counter() - self.started,
-            info={"losses": result.losses, **result.info}, loss=self._known_loss,
-        )  # fmt: skip
-        if fit.integrates_latents:
-            _report_bound(fit)
-        return fit
-
-    @property
-    def _known_loss(self):
-        loss = self.svi.loss
-        return loss if isinstance(loss, Loss) else None
-
-    def posterior(self, params: dict, key, jitter: float | None) -> GuidePosterior:
-        """The guide with these parameters, on all rows."""
-        return GuidePosterior(
-            self.svi.guide, params, self.args, self.kwargs, key=key, jitter=jitter
-        )
-
-
-def _report_bound(fit: Fit) -> None:
-    """Record a bound beside the objective, which with few points is none."""
-    bound = fit.elbo(_REPORTED_DRAWS)
-    fit.info["elbo"], fit.info["elbo_standard_error"] = bound
-    objective = fit.objective(_OBJECTIVE_DRAWS)
-    fit.info["objective"] = objective.value
-    noise = bound.standard_error + objective.standard_error
-    num_rows = sum(plate.size for plate in fit.structure.row_plates.values())
-    excess = objective.value - bound.value
-    if excess > 10.0 * noise and excess > _TOLERATED_EXCESS * num_rows:
-        warnings.warn(
-            f"The objective, {objective.value:.5g}, is far above the bound, "
-            f"{bound.value:.5g} (standard error {bound.standard_error:.2g}): the fit "
-            "exploits the few points of its rule. Use more of them, such as "
-            "`gpx.cubature.GaussHermite(5)`, or `MonteCarlo` with `WhitenedGaussian`.",
-            stacklevel=5,
-        )
-
-
-def guide_setup(guide, args, kwargs) -> None:
-    """Let the guide learn the model's sites from concrete arguments."""
-    from numpyro_gpx.guides.base import SiteGuide
-
-    if isinstance(guide, SiteGuide):
-        guide.setup(*args, **kwargs)
-    elif isinstance(guide, AutoGuide) and guide.prototype_trace is None:
-        # NumPyro's guides keep the values of their first call, which must not be
-        # tracers of a compiled `init`.
-        with handlers.block(), handlers.seed(rng_seed=0):
-            guide(*args, **kwargs)
-
-
-def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] | None:
-    """Parameters of another fit: the model's by name, the guide's if it is alike.
-
-    A name means different things in different guides (`f_auto_loc` is a mean of `v` or
-    a pseudo-target); of an unlike guide only its mean hyperparameters are taken.
-    """
-    if init is None:
-        return None
-    same = {}
-    for function in (model, guide):
-        for name, site in abstract_trace(function, args, kwargs).items():
-            if site["type"] == "param" and name in init.params:
-                ours = function is model or _means_the_same(init, guide, name)
-                if ours and jnp.shape(site["value"]) == jnp.shape(init.params[name]):
-                    same[name] = init.params[name]
-    return {**_mean_theta(init, guide), **same}
-
-
-def _means_the_same(init: Fit, guide, name: str) -> bool:
-    """Whether a parameter means the same in the guide of another fit."""
-    from numpyro_gpx.guides.base import SiteGuide
-
-    other = getattr(init.posterior, "guide", None)
-    if isinstance(guide, SiteGuide) and isinstance(other, SiteGuide):
-        return guide.meaning(name) == other.meaning(name)
-    return type(other) is type(guide)
-
-
-def _mean_theta(init: Fit, guide) -> dict:
-    """The start of a Gaussian guide's `q(theta)` at the mean of other draws."""
-    from numpyro_gpx.guides.gaussian import GaussianGuide
-
-    if not isinstance(guide, GaussianGuide):
-        return {}
-    draws, sites = init.draws(), guide.structure.latents
-    names = guide.structure.hyperparameters
-    if not names or not all(
-        n in draws and draws[n].shape[1:] == sites[n].shape for n in names
-    ):
-        return {}
-    means = {n: jnp.asarray(draws[n].mean(axis=0)) for n in names}
-    return {guide.theta_name: ravel_pytree(guide.structure.unconstrain(means))[0]}
-
-
-# For what runs once: compiling fast matters, running fast does not.
-_jit_once = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
-
-
-class _Result(NamedTuple):
-    params: dict
-    losses: np.ndarray
-    key: jax.Array  # for the draws of the fit
-    info: dict[str, Any]
-
-
 def _run_svi(problem, num_steps, tolerance, progress):
     svi, structure = problem.svi, problem.batched_structure
     dynamic, static = arrays_and_rest(problem.args, problem.batched)
 
-    @_jit_once
+    @jit_once
     def initialise(key, dynamic, start):
         args, kwargs = eqx.combine(dynamic, static)
         key_init, key_steps, key_draws = jr.split(key, 3)
@@ -348,10 +181,10 @@ def _run_svi(problem, num_steps, tolerance, progress):
     )
     # The first block compiles.
     seconds_per_step = float(np.median(times[1:] or times))
-    params = _jit_once(svi.get_params)(state)
+    params = jit_once(svi.get_params)(state)
     every = np.concatenate(losses)
     info = {"num_steps": len(every), "seconds_per_step": seconds_per_step}
-    return _Result(params, every, key_draws, info)
+    return Result(params, every, key_draws, info)
 
 
 def _run_lbfgs(problem, max_steps, progress):
@@ -361,7 +194,7 @@ def _run_lbfgs(problem, max_steps, progress):
     key, key_draws = jr.split(problem.key)
     dynamic, static = arrays_and_rest(problem.args, problem.kwargs)
 
-    @_jit_once
+    @jit_once
     def initialise(dynamic, start):
         args, kwargs = eqx.combine(dynamic, static)
         state = svi.init(key, *args, init_params=start, **kwargs)
@@ -383,14 +216,18 @@ def _run_lbfgs(problem, max_steps, progress):
 
     def objective(x):
         value, grad = value_and_grad(jnp.asarray(x, flat.dtype), dynamic)
-        value = float(value)
-        if not losses and not np.isfinite(value):
-            raise NotFinite(f"The loss is {value} at the starting values.")
+        value, grad = float(value), np.asarray(grad, np.float64)
+        finite = np.isfinite(value) and np.all(np.isfinite(grad))
+        if not losses and not finite:
+            raise NotFinite(
+                f"The loss is {value} at the starting values, with a gradient of which "
+                f"{np.count_nonzero(~np.isfinite(grad))} entries are not finite."
+            )
         losses.append(value)
-        # A line search that meets NaN must step back, not stop.
-        if not np.isfinite(value):
-            return 1e300, np.zeros_like(x)
-        return value, np.asarray(grad, np.float64)
+        # A line search that meets NaN must step back, not stop. So must one that meets
+        # it in the gradient alone, as where a lengthscale overflows: the loss is finite
+        # there, and the next point would be NaN.
+        return (value, grad) if finite else (1e300, np.zeros_like(x))
 
     def solve(state, number):
         found = scipy.optimize.minimize(
@@ -402,13 +239,13 @@ def _run_lbfgs(problem, max_steps, progress):
     found = run_blocks(
         solve, None, max_steps, block=max_steps, progress=progress, label="lbfgs"
     )
-    params = _jit_once(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
+    params = jit_once(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
     info = {
         "num_steps": int(found.nit),
         "converged": bool(found.success),
         "message": str(found.message),
     }
-    return _Result(params, np.asarray(losses), key_draws, info)
+    return Result(params, np.asarray(losses), key_draws, info)
 
 
 class _Stopper:

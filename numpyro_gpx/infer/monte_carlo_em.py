@@ -1,0 +1,216 @@
+r"""Hyperparameters moved by Monte Carlo EM while SGHMC samples everything else.
+
+Each round takes a few steps of SGHMC over the inducing variables at the present
+hyperparameters, keeps the newest draw in a window of the last ones, and takes one step
+of Adam on :math:`\log\pi(v, \theta)` in :math:`\theta` at a draw picked from the
+window: an M-step on an average over the window, at the cost of one gradient. What comes
+out is a point, a maximum on the support as under `theta="point"` guides; chains then
+run with it fixed.
+
+References:
+    Havasi, Hernandez-Lobato & Murillo-Fuentes (2018), section 3.1 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_gpx import checks
+from numpyro_gpx.infer.progress import run_blocks
+from numpyro_gpx.infer.retry import NotFinite
+from numpyro_gpx.infer.sghmc import SGHMC
+from numpyro_gpx.infer.starts import initial_values
+from numpyro_gpx.infer.structure import abstract_trace, arrays_and_rest, inspect_model
+from numpyro_gpx.infer.target import Target, draw_batch, trace_model
+
+__all__ = ["MonteCarloEM", "Moved", "move_hyperparameters"]
+
+# Rounds between updates of the progress bar.
+_BLOCK = 100
+
+
+class MonteCarloEM(eqx.Module):
+    """How hyperparameters move: `gpx.fit_sghmc(..., em=gpx.infer.MonteCarloEM())`.
+
+    Attributes:
+        num_rounds: Rounds, with one step of the hyperparameters each.
+        learning_rate: Of Adam, on the real line.
+        window: How many of the last draws the steps are taken at.
+        num_steps: Gradient steps of SGHMC in each round.
+    """
+
+    num_rounds: int = eqx.field(static=True, default=2000)
+    learning_rate: float = eqx.field(static=True, default=0.01)
+    window: int = eqx.field(static=True, default=300)
+    num_steps: int = eqx.field(static=True, default=5)
+
+    def __check_init__(self):
+        for name in ("num_rounds", "window", "num_steps"):
+            checks.at_least(name, getattr(self, name), 1)
+        if not self.learning_rate > 0.0:
+            raise ValueError(
+                f"`learning_rate` must be positive; got {self.learning_rate}."
+            )
+
+
+class Moved(NamedTuple):
+    """Where the hyperparameters came to rest.
+
+    Attributes:
+        values: Hyperparameters on their supports, by site.
+        params: Values of the model's `numpyro.param`s.
+        draws: The last draws of the other sites, on their supports, `(W, ...)`.
+        log_densities: At each round's draw, estimated on its minibatch, `(rounds,)`.
+    """
+
+    values: dict
+    params: dict
+    draws: dict
+    log_densities: np.ndarray
+
+
+def move_hyperparameters(
+    em: MonteCarloEM, kernel: SGHMC, args, kwargs, *, key, progress: bool
+) -> Moved:
+    """Run the rounds.
+
+    Args:
+        em: How they move.
+        kernel: The sampler, with its model; values of its `params` are a start.
+        args: Arguments of the model.
+        kwargs: Keyword arguments of the model, `batch_size` among them.
+        key: Random key.
+        progress: Whether to show a progress bar.
+    """
+    problem = _Problem(kernel.model, args, kwargs)
+    key_point, key_chain, key_rounds = jr.split(key, 3)
+    point = jax.jit(lambda k: problem.start(k, kernel.params or {}))(key_point)
+    target = problem.target(point)
+    # All rounds are warm-up to the sampler: it follows the moving hyperparameters.
+    sampler = SGHMC(
+        target.model, step_size=kernel.step_size, friction=kernel.friction,
+        num_steps=em.num_steps, params=target.params,
+    )  # fmt: skip
+    state = sampler.init(key_chain, em.num_rounds, None, args, kwargs)
+    flat, unravel = ravel_pytree(state.z)
+    optimiser = optax.adam(em.learning_rate)
+    window = jnp.zeros((em.window, flat.size), flat.dtype)
+    carry = (state, point, optimiser.init(point), window)
+    dynamic, static = arrays_and_rest(args, kwargs)
+
+    @jax.jit
+    def block(carry, first, number, dynamic):
+        here = _Problem(kernel.model, *eqx.combine(dynamic, static))
+
+        def one(i, carry):
+            carry, kept = carry
+            key = jr.fold_in(key_rounds, first + i)
+            carry, value = _round(
+                em, sampler, here, optimiser, unravel, first + i, carry, key
+            )
+            return carry, kept.at[i].set(value)
+
+        kept = jnp.zeros(_BLOCK, flat.dtype)
+        return jax.lax.fori_loop(0, number, one, (carry, kept))
+
+    values: list[np.ndarray] = []
+
+    def step_block(carry, number):
+        first = sum(len(x) for x in values)
+        carry, latest = block(carry, first, number, dynamic)
+        values.append(np.asarray(latest)[:number])
+        if not np.all(np.isfinite(values[-1])):
+            raise NotFinite(f"The log density is not finite after {first} rounds.")
+        return carry, f"log density {values[-1].mean():.5g}"
+
+    _, point, _, window = run_blocks(
+        step_block, carry, em.num_rounds, block=_BLOCK, progress=progress, label="em"
+    )
+    kept = jax.vmap(unravel)(window[: em.num_rounds])
+    draws = jax.vmap(target.constrain)(kept)
+    return Moved(*problem.on_supports(point), draws, np.concatenate(values))
+
+
+def _round(em, sampler, problem, optimiser, unravel, number, carry, key):
+    """Draw, remember, and move the hyperparameters once."""
+    state, point, opt_state, window = carry
+    key_pick, key_batch, key_noise = jr.split(key, 3)
+    target = problem.target(point)
+    state = jax.lax.fori_loop(
+        0, em.num_steps, lambda _, s: sampler.step(target, s), state
+    )
+    window = window.at[number % em.window].set(ravel_pytree(state.z)[0])
+    filled = jnp.minimum(number + 1, em.window)
+    z = unravel(window[jr.randint(key_pick, (), 0, filled)])
+    batch = draw_batch(key_batch, target.structure)
+
+    def negative(point):
+        found = problem.target(point).log_density(z, key=key_noise, batch=batch)
+        return -found
+
+    value, slope = jax.value_and_grad(negative)(point)
+    updates, opt_state = optimiser.update(slope, opt_state)
+    point = optax.apply_updates(point, updates)
+    return (state, point, opt_state, window), -value
+
+
+class _Problem:
+    """A model whose hyperparameters and `numpyro.param`s are a point on the real line.
+
+    A point is a pair of dictionaries: sites, and parameters.
+    """
+
+    def __init__(self, model, args, kwargs):
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.structure = inspect_model(model, args, kwargs)
+        self.sites = [
+            name
+            for name in self.structure.hyperparameters
+            if not self.structure.latents[name].row_local
+        ]
+        trace = abstract_trace(model, args, kwargs)
+        self.transforms = {
+            name: biject_to(trace[name]["kwargs"].get("constraint", constraints.real))
+            for name in self.structure.params
+        }
+        if not self.sites and not self.transforms:
+            raise ValueError(
+                "`em` moves hyperparameters and `numpyro.param`s; the model has none."
+            )
+
+    def start(self, key, params: dict) -> tuple[dict, dict]:
+        """Where the point starts; `params` are used where they are given."""
+        with handlers.block():
+            trace = trace_model(self.model, self.args, self.kwargs, params, key)
+        params = {name: trace[name]["value"] for name in self.transforms}
+        found = initial_values(
+            self.model, self.structure, self.args, self.kwargs, key, params=params
+        )
+        values = {name: found[name] for name in self.sites}
+        free = {name: self.transforms[name].inv(x) for name, x in params.items()}
+        return self.structure.unconstrain(values), free
+
+    def on_supports(self, point) -> tuple[dict, dict]:
+        """Values of the sites and of the parameters."""
+        sites, params = point
+        values = self.structure.constrain(sites)
+        return values, {name: self.transforms[name](x) for name, x in params.items()}
+
+    def target(self, point) -> Target:
+        """The density of all other sites, given the point.
+
+        It includes the prior of the point, so that it is also what the point climbs.
+        """
+        values, params = self.on_supports(point)
+        model: Any = handlers.condition(self.model, data=values)
+        return Target(model, self.args, self.kwargs, params=params)

@@ -3,7 +3,9 @@
 from numpyro_gpx.guides.base import SiteGuide
 from numpyro_gpx.guides.conditional import ConditionalGaussian
 from numpyro_gpx.guides.encoders import Encoder
+from numpyro_gpx.guides.flow import Flow
 from numpyro_gpx.guides.gaussian import GaussianGuide
+from numpyro_gpx.guides.implicit import Implicit
 from numpyro_gpx.guides.optimal import OptimalGaussian
 from numpyro_gpx.guides.unscented import UnscentedLatent
 from numpyro_gpx.guides.whitened import WhitenedGaussian
@@ -11,7 +13,9 @@ from numpyro_gpx.guides.whitened import WhitenedGaussian
 __all__ = [
     "ConditionalGaussian",
     "Encoder",
+    "Flow",
     "GaussianGuide",
+    "Implicit",
     "OptimalGaussian",
     "SiteGuide",
     "UnscentedLatent",

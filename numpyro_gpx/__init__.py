@@ -21,7 +21,14 @@ from numpyro_gpx import (
 from numpyro_gpx.comparison import compare
 from numpyro_gpx.diagnostics import loo, pairwise_distances, to_arviz
 from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer import fit_lbfgs, fit_mcmc, fit_nuts, fit_sghmc, fit_svi
+from numpyro_gpx.infer import (
+    fit_implicit,
+    fit_lbfgs,
+    fit_mcmc,
+    fit_nuts,
+    fit_sghmc,
+    fit_svi,
+)
 from numpyro_gpx.latents import stack
 from numpyro_gpx.linalg import jitter
 from numpyro_gpx.projection import project
@@ -41,6 +48,7 @@ __all__ = [
     "conditionals",
     "cubature",
     "exact",
+    "fit_implicit",
     "fit_lbfgs",
     "fit_mcmc",
     "fit_nuts",

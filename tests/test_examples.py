@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
     [
         "counts",
         "deep_gp",
+        "flow_posterior",
         pytest.param("freyface", marks=pytest.mark.slow),
         "free_simulation",
         pytest.param("gplvm", marks=pytest.mark.slow),

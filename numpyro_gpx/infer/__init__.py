@@ -1,5 +1,6 @@
 """Engines: the bound, the samplers, and `fit_*`, which run them."""
 
+from numpyro_gpx.infer.adversarial import fit_implicit
 from numpyro_gpx.infer.blackjax_kernel import Blackjax
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.importance import ImportanceWeighted
@@ -16,6 +17,7 @@ __all__ = [
     "Blackjax",
     "MonteCarloEM",
     "Target",
+    "fit_implicit",
     "fit_lbfgs",
     "fit_mcmc",
     "fit_nuts",

@@ -45,6 +45,26 @@ def test_a_fit_reports_objective_and_bound(fit):
     assert fit.objective().value == pytest.approx(fit.info["objective"], rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("rule", "cause"),
+    [
+        (gpx.cubature.Analytic(), "have lost their digits.*gpx.jitter"),
+        (gpx.cubature.Unscented(), "exploits the few points of its rule"),
+    ],
+)
+def test_an_objective_above_the_bound_names_its_cause(rule, cause, monkeypatch):
+    """Both happen: on USPS by 3000 nats, and on a two-peaked likelihood by 8."""
+
+    def too_high(fit, num_draws=None):
+        return gpx.fit.Estimate(fit.info["elbo"] + 1e3, 0.0)
+
+    monkeypatch.setattr(gpx.Fit, "objective", too_high)
+    model = make_model()
+    guide = UnscentedLatent(OptimalGaussian(model), rule=rule)
+    with pytest.warns(UserWarning, match=cause):
+        gpx.fit_lbfgs(model, guide, Y, key=jr.key(0), max_steps=1, progress=False)
+
+
 def test_the_latent_space_orders_the_hidden_number(fit):
     means = fit.latents().mean
     relevant = np.argmin(fit.draws(4)["lengthscale"][0])

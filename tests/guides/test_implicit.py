@@ -1,0 +1,466 @@
+"""The implicit guide and its game: ratios, gradients, moments, warnings, words."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+import scipy.stats
+from numpy.testing import assert_allclose, assert_array_equal
+from numpyro import handlers
+
+import numpyro_gpx as gpx
+from numpyro_gpx.guides.networks import Network
+from numpyro_gpx.infer.adversarial import judge
+from numpyro_gpx.infer.game import discriminator_loss
+
+RNG = np.random.default_rng(17)
+N = 20
+X = jnp.asarray(RNG.uniform(-2.0, 2.0, size=(N, 1)))
+y = jnp.sin(2.0 * X[:, 0]) + 0.3 * jnp.asarray(RNG.normal(size=N))
+Z = jnp.asarray([[-1.3], [0.2], [1.4]])
+NOISE = 0.5
+
+
+def regression(X, y=None, *, batch_size=None):
+    f = gpx.gp("f", gpx.kernels.RBF(1.3, 0.8), inducing=gpx.inducing.Points(Z))
+    with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
+        gpx.observe(
+            "y", f(X[i]), gpx.likelihoods.Gaussian(NOISE),
+            obs=None if y is None else y[i],
+        )  # fmt: skip
+
+
+def with_theta(X, y=None, *, batch_size=None):
+    variance = numpyro.sample("variance", dist.LogNormal(0.2, 0.6))
+    f = gpx.gp("f", gpx.kernels.RBF(variance, 0.8), inducing=gpx.inducing.Points(Z))
+    with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
+        gpx.observe(
+            "y", f(X[i]), gpx.likelihoods.Gaussian(NOISE),
+            obs=None if y is None else y[i],
+        )  # fmt: skip
+
+
+def deep(X, y=None, *, batch_size=None):
+    """Two layers, of two outputs at three inputs, and of one at a single input."""
+    first = gpx.inducing.Points(Z)
+    f1 = gpx.gp("f1", gpx.kernels.RBF(1.1, 0.9), inducing=first, num_outputs=2)
+    second = gpx.inducing.Points(jnp.asarray([[0.3, -0.2]]))
+    f2 = gpx.gp("f2", gpx.kernels.RBF(0.9, 1.2), inducing=second)
+    with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
+        h = gpx.propagate("h", f1(X[i]))
+        gpx.observe(
+            "y", f2(h), gpx.likelihoods.Gaussian(NOISE),
+            obs=None if y is None else y[i],
+        )  # fmt: skip
+
+
+def plain(y=None):
+    a = numpyro.sample("a", dist.LogNormal(0.2, 0.6))
+    b = numpyro.sample("b", dist.Normal(0.4, 1.7).expand([2]).to_event(1))
+    with numpyro.plate("data", 5):
+        numpyro.sample("y", dist.Normal(b[0] + a * b[1], 0.8), obs=y)
+
+
+def quick(model, *args, guide=None, num_steps=3, seed=0, **options):
+    if guide is None:
+        guide = gpx.guides.Implicit(model, widths=(8,), discriminator_widths=(8,))
+    options = {"num_draws": 64, "num_particles": 4, **options}
+    return gpx.fit_implicit(
+        model, guide, *args, key=jr.key(seed), num_steps=num_steps, progress=False,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Compiled once; hyperparameters as points."""
+    return quick(with_theta, X, y, num_steps=7)
+
+
+def exact_posterior():
+    """Moments of `q*(v)` and the collapsed bound, from their definitions."""
+
+    def kernel(a, b):
+        return 1.3 * np.exp(-0.5 * (a[:, None, 0] - b[None, :, 0]) ** 2 / 0.8**2)
+
+    Xn, Zn, yn = map(np.asarray, (X, Z, y))
+    L = np.linalg.cholesky(kernel(Zn, Zn))
+    A = np.linalg.solve(L, kernel(Zn, Xn))
+    cov = np.linalg.inv(np.eye(3) + A @ A.T / NOISE**2)
+    Q = A.T @ A
+    evidence = scipy.stats.multivariate_normal(cov=Q + NOISE**2 * np.eye(N)).logpdf(yn)
+    return cov @ A @ yn / NOISE**2, cov, evidence - (
+        1.3 * N - np.trace(Q)
+    ) / (2 * NOISE**2)  # fmt: skip
+
+
+def parameters(guide, *args, **kwargs):
+    """Starting values of the guide's parameters, the networks' ends not at 0."""
+    guide.setup(*args, **kwargs)
+    seeded = handlers.seed(guide, jr.key(3))
+    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+    for i, name in enumerate(params):
+        if name.endswith(("_generator", "_discriminator")):
+            noise = jr.normal(jr.fold_in(jr.key(4), i), params[name].shape)
+            params[name] = params[name] + 0.1 * noise
+    return params
+
+
+def test_the_discriminators_optimum_is_the_log_density_ratio():
+    """Two Gaussians in one dimension, told apart by 4000 steps on fresh draws."""
+    q, r = scipy.stats.norm(0.7, 0.6), scipy.stats.norm(-0.2, 1.1)
+    network = Network(1, (32, 32), 1)
+
+    def T(weights, x):
+        return network(weights, x[:, None])[:, 0]
+
+    def loss(weights, key):
+        a, b = jr.normal(key, (2, 500))
+        return discriminator_loss(T(weights, 0.7 + 0.6 * a), T(weights, 1.1 * b - 0.2))
+
+    optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, 4000))
+
+    @jax.jit
+    def train(weights):
+        def step(i, carry):
+            weights, state = carry
+            grads = jax.grad(loss)(weights, jr.fold_in(jr.key(1), i))
+            updates, state = optimizer.update(grads, state)
+            return optax.apply_updates(weights, updates), state
+
+        start = (weights, optimizer.init(weights))
+        return jax.lax.fori_loop(0, 4000, step, start)[0]
+
+    weights = train(network.initial(jr.key(0), jnp.result_type(float)))
+    x = np.linspace(-0.6, 1.8, 25)  # where q has draws: within two of its sds
+    found = np.asarray(T(weights, jnp.asarray(x)))
+    # The last steps, 1e6 draws of each, leave about 0.02; kinks of the rectifiers more.
+    assert_allclose(found, q.logpdf(x) - r.logpdf(x), atol=0.15)
+    assert np.sqrt(np.mean((found - q.logpdf(x) + r.logpdf(x)) ** 2)) < 0.06
+
+
+def test_the_cross_entropy_is_that_of_its_definition():
+    a, b = np.array([0.3, -2.1, 40.0]), np.array([1.2, -0.4, 3.3])
+    sigma = scipy.special.expit
+    expected = -np.mean(np.log(sigma(a))) - np.mean(np.log(1.0 - sigma(b)))
+    assert_allclose(discriminator_loss(jnp.asarray(a), jnp.asarray(b)), expected)
+
+
+@pytest.mark.parametrize(
+    "contrast", ["gaussian", pytest.param("prior", marks=pytest.mark.slow)]
+)
+def test_the_density_is_the_contrasts_times_the_ratio(contrast):
+    guide = gpx.guides.Implicit(with_theta, contrast=contrast, theta="joint")
+    params = parameters(guide, X, y)
+    params["f_auto_contrast_loc"] = jnp.asarray([[0.3, -0.4, 0.2]])
+    root = np.array([[0.8, 0.0, 0.0], [0.3, 1.2, 0.0], [-0.2, 0.1, 0.7]])
+    params["f_auto_contrast_scale_tril"] = jnp.asarray(root)[None]
+    params["theta_auto_contrast_loc"] = jnp.asarray([[0.5]])
+    params["theta_auto_contrast_scale_tril"] = jnp.asarray([[[0.7]]])
+    seeded = handlers.substitute(handlers.seed(guide, jr.key(2)), data=params)
+    trace = handlers.trace(seeded).get_trace(X, y)
+    log_q = sum(
+        float(jnp.sum(s["fn"].log_prob(s["value"])))
+        for s in trace.values()
+        if s["type"] == "sample"
+    )
+    v, variance = (np.asarray(trace[n]["value"]) for n in ("f", "variance"))
+    whitened = {
+        "theta": jnp.asarray([[(np.log(variance) - 0.5) / 0.7]]),
+        "f": jnp.asarray(np.linalg.solve(root, v - [0.3, -0.4, 0.2]))[None],
+    }
+    standard = (np.asarray(Z) - np.mean(Z)) / np.std(Z)
+    inputs = {"theta": jnp.eye(1), "f": jnp.asarray(standard)}
+    expected = float(guide.discriminator(inputs)(params, whitened, inputs))
+    assert abs(expected) > 0.01
+    log_variance = np.log(variance)
+    if contrast == "gaussian":
+        normal = scipy.stats.multivariate_normal([0.3, -0.4, 0.2], root @ root.T)
+        expected += normal.logpdf(v) + scipy.stats.norm(0.5, 0.7).logpdf(log_variance)
+    else:
+        expected += scipy.stats.norm.logpdf(v).sum()
+        expected += scipy.stats.norm(0.2, 0.6).logpdf(log_variance)
+    assert_allclose(log_q, expected - log_variance, rtol=1e-9)  # on the support
+
+
+def test_the_bound_is_the_likelihood_less_the_ratio_under_the_priors_contrast():
+    """Eq. 4.5: the prior cancels."""
+    guide = gpx.guides.Implicit(regression, contrast="prior")
+    params = parameters(guide, X, y)
+    key = jr.key(8)
+    bound = -gpx.infer.ELBO().loss(key, params, regression, guide, X, y)
+    key_guide, _ = jr.split(key)
+    seeded = handlers.substitute(handlers.seed(guide, key_guide), data=params)
+    trace = handlers.trace(seeded).get_trace(X, y)
+    v = trace["f"]["value"]
+    moments = [params[f"f_auto_contrast_{x}"] for x in ("loc", "scale_tril")]
+    whitened = np.linalg.solve(moments[1][0], v - moments[0][0])[None]
+    standard = (np.asarray(Z) - np.mean(Z)) / np.std(Z)
+    inputs = {"f": jnp.asarray(standard)}
+    T = guide.discriminator(inputs)(params, {"f": jnp.asarray(whitened)}, inputs)
+    given = handlers.substitute(handlers.seed(regression, 0), data={"f": v})
+    site = handlers.trace(given).get_trace(X, y)["y"]
+    likelihood = jnp.sum(site["fn"].log_prob(site["value"]))
+    assert_allclose(bound, likelihood - T, rtol=1e-9)
+
+
+def test_only_the_values_carry_the_generators_gradient():
+    """Neither the discriminator nor the contrast gets one through the bound."""
+    guide = gpx.guides.Implicit(regression)
+    params = parameters(guide, X, y)
+
+    def loss(params):
+        return gpx.infer.ELBO(3).loss(jr.key(1), params, regression, guide, X, y)
+
+    grads = jax.grad(loss)(params)
+    for name, grad in grads.items():
+        if guide.player(name) in ("discriminator", "contrast"):
+            assert_array_equal(grad, np.zeros(grad.shape))
+        else:
+            assert np.any(grad != 0.0), name
+
+
+def test_each_parameter_has_a_player():
+    guide = gpx.guides.Implicit(with_theta)
+    params = parameters(guide, X, y)
+    assert {name: guide.player(name) for name in params} == {
+        "theta_auto_loc": "theta",
+        "f_auto_loc": "generator",
+        "f_auto_scale_tril": "generator",
+        "f_auto_generator": "generator",
+        "f_auto_discriminator": "discriminator",
+        "joint_auto_discriminator": "discriminator",
+        "f_auto_contrast_loc": "contrast",
+        "f_auto_contrast_scale_tril": "contrast",
+    }
+
+
+@pytest.mark.slow
+def test_a_gaussian_posterior_is_found_and_the_estimate_is_near_the_evidence():
+    mean, cov, bound = exact_posterior()
+    guide = gpx.guides.Implicit(regression)
+    fit = quick(
+        regression, X, y, guide=guide, num_steps=2000, seed=1, num_draws=None,
+        num_particles=16,
+    )  # fmt: skip
+    draws = fit.draws(40000)["f"]
+    sd = np.sqrt(np.diag(cov))
+    # Monte Carlo error of the draws is 0.005 sd; the rest is the game's.
+    assert np.all(np.abs(draws.mean(axis=0) - mean) < 0.15 * sd)
+    assert_allclose(draws.std(axis=0), sd, rtol=0.1)
+    correlation = np.corrcoef(draws.T) - cov / np.outer(sd, sd)
+    assert np.max(np.abs(correlation)) < 0.12
+    found = fit.elbo(2000)
+    assert abs(found.value - bound) < 0.1
+    assert fit.info["discriminator_accuracy"] < 0.6
+
+
+@pytest.mark.parametrize(
+    "contrast", ["gaussian", pytest.param("prior", marks=pytest.mark.slow)]
+)
+def test_two_layers_are_drawn_jointly_with_the_shapes_of_their_sites(contrast):
+    guide = gpx.guides.Implicit(deep, contrast=contrast)
+    fit = quick(deep, X, y, guide=guide)
+    draws = fit.draws(50)
+    assert {n: x.shape for n, x in draws.items()} == {"f1": (50, 2, 3), "f2": (50, 1)}
+    for x in draws.values():
+        assert np.all(x.std(axis=0) > 0.0)
+    assert guide.blocks == {"f1": (2, 3), "f2": (1, 1)}
+    assert np.isfinite(fit.elbo(10).value)
+
+
+def test_shared_noise_lets_layers_correlate():
+    guide = gpx.guides.Implicit(deep, init_scale=0.7)
+    params = parameters(guide, X, y)
+    draws = guide.sample_posterior(jr.key(0), params, X, y, sample_shape=(4000,))
+    values = np.concatenate(
+        [np.asarray(x).reshape(4000, -1) for x in draws.values()], axis=1
+    )
+    between = np.corrcoef(values.T)[:6, 6]
+    assert np.max(np.abs(between)) > 6.0 / np.sqrt(4000)  # six standard errors
+
+
+def test_inner_layers_start_narrow_and_the_last_at_the_prior():
+    guide = gpx.guides.Implicit(deep)
+    guide.setup(X, y)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, y)
+    assert_allclose(trace["f1_auto_scale_tril"]["value"][0], 1e-3 * np.eye(3))
+    assert_allclose(trace["f2_auto_scale_tril"]["value"], np.eye(1))
+
+
+def test_plain_models_start_at_the_priors_spread_and_are_generated_jointly():
+    targets = jnp.asarray(RNG.normal(size=5))
+    guide = gpx.guides.Implicit(plain, theta="joint")
+    fit = quick(plain, targets, guide=guide)
+    draws = fit.draws(2000)
+    assert draws["a"].shape == (2000,) and draws["b"].shape == (2000, 2)
+    assert np.all(draws["a"] > 0.0)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(targets)
+    sd = np.diag(np.asarray(trace["theta_auto_scale_tril"]["value"]))
+    # 500 draws: standard errors of 5 %.
+    assert_allclose(sd, [0.6, 1.7, 1.7], rtol=0.2)
+
+
+def test_hyperparameters_are_points_or_drawn(fitted):
+    assert len(np.unique(fitted.draws(100)["variance"])) == 1
+    guide = gpx.guides.Implicit(with_theta, theta="joint")
+    drawn = quick(with_theta, X, y, guide=guide).draws(100)["variance"]
+    assert len(np.unique(drawn)) == 100
+
+
+def test_both_losses_are_recorded_and_the_bound_is_called_an_estimate(fitted):
+    fit = fitted
+    assert fit.info["losses"].shape == fit.info["discriminator_losses"].shape == (7,)
+    # Unable to tell anything at first, where the generator is its own contrast.
+    assert_allclose(fit.info["discriminator_losses"][0], 2.0 * np.log(2.0), atol=0.1)
+    assert "estimate" in fit.info["elbo_kind"]
+    assert fit.engine == "implicit"
+
+
+def test_the_same_key_gives_the_same_fit_and_another_does_not(fitted):
+    again, other = (quick(with_theta, X, y, num_steps=7, seed=s) for s in (0, 6))
+    for name, x in fitted.params.items():
+        assert_array_equal(x, again.params[name])
+    assert np.any(fitted.draws(10)["f"] != other.draws(10)["f"])
+
+
+def test_minibatches_and_one_batch_of_all_rows():
+    fit = quick(with_theta, X, y, batch_size=5)
+    assert fit.batch_size == 5
+    assert np.isfinite(fit.elbo(20).value)
+    assert np.all(np.isfinite(fit.info["losses"]))
+
+
+def test_fits_predict_draw_functions_and_go_to_arviz(fitted):
+    assert fitted.predict(X[:4]).mean.shape == (4,)
+    assert fitted.functions(jr.key(0), 6)(X[:4]).shape == (6, 4)
+    idata = fitted.to_arviz()
+    assert idata.posterior["f"].shape[-1] == 3
+
+
+def test_leaving_one_out_is_refused_for_want_of_a_density(fitted):
+    with pytest.raises(ValueError, match="Implicit has no density"):
+        gpx.loo(fitted)
+
+
+def test_a_saved_fit_comes_back_with_the_same_draws(fitted, tmp_path):
+    fit = fitted
+    fit.save(tmp_path / "fit")
+    loaded = gpx.load_fit(tmp_path / "fit", with_theta)
+    assert_array_equal(loaded.draws(20)["f"], fit.draws(20)["f"])
+    assert_allclose(loaded.predict(X).mean, fit.predict(X).mean)
+
+
+def test_a_gaussian_fit_gives_the_start():
+    gaussian = gpx.fit_svi(
+        with_theta, gpx.guides.WhitenedGaussian(with_theta), X, y,
+        key=jr.key(0), num_steps=30, progress=False,
+    )  # fmt: skip
+    tiny = dict(generator_rate=1e-12, theta_rate=1e-12, num_steps=1)
+    fit = quick(with_theta, X, y, init=gaussian, **tiny)
+    for name in ("f_auto_loc", "f_auto_scale_tril", "theta_auto_loc"):
+        assert_allclose(fit.params[name], gaussian.params[name], atol=1e-9)
+    draws = fit.draws(20000)["f"]
+    root = np.asarray(gaussian.params["f_auto_scale_tril"])
+    error = np.sqrt(np.diag(root @ root.T) / 20000)
+    gap = np.abs(draws.mean(axis=0) - gaussian.params["f_auto_loc"])
+    assert np.all(gap < 5.0 * error)
+
+
+def test_single_precision_stays_single():
+    with jax.enable_x64(False):
+        single = [jnp.asarray(np.asarray(x, np.float32)) for x in (X, y, Z)]
+
+        def model(X, y=None):
+            f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(single[2]))
+            with numpyro.plate("data", X.shape[0]):
+                gpx.observe("y", f(X), gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+        fit = quick(model, *single[:2])
+        assert fit.draws(5)["f"].dtype == np.float32
+        assert {x.dtype for x in fit.params.values()} == {jnp.dtype(jnp.float32)}
+        assert np.isfinite(fit.elbo(10).value)
+
+
+def test_temperature_flattens_the_target_at_the_start():
+    """At a constant high temperature a Gaussian posterior is wider by its root."""
+
+    def two(y):
+        u = numpyro.sample("u", dist.Normal(0.3, 0.8))
+        numpyro.sample("y", dist.Normal(u, 0.5), obs=y)
+
+    def run(temperature):
+        guide = gpx.guides.Implicit(two, theta="joint")
+        # One step: the sign of Adam's first step on the scale is that of the gradient.
+        fit = quick(
+            two, jnp.asarray(0.7), guide=guide, num_steps=1, temperature=temperature,
+            num_particles=500,
+        )  # fmt: skip
+        return fit.params["theta_auto_scale_tril"][0, 0]
+
+    # The posterior's sd is 0.42, at temperature 16 it is 1.7; the start is at 0.8.
+    assert run(1.0) < run(16.0)
+
+
+def fake(overlap):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(2000, 3))
+    b = rng.normal(size=(2000, 3)) - np.array([0.0, 1.0 - overlap, 0.0])
+    return a, b
+
+
+def test_a_discriminator_that_tells_everything_apart_warns():
+    a, b = fake(1.0)
+    with pytest.warns(UserWarning, match="hardly overlap"):
+        accuracy = judge(a, b, np.full(2000, 9.0), np.full(2000, -9.0))
+    assert accuracy == 1.0
+
+
+def test_a_constant_discriminator_warns_only_if_draws_differ():
+    constant = 1e-3 * np.random.default_rng(1).normal(size=(2, 2000))
+    with pytest.warns(UserWarning, match="discriminator has collapsed"):
+        judge(*fake(0.0), *constant)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accuracy = judge(*fake(1.0), *constant)  # alike: nothing to be told apart
+        assert abs(accuracy - 0.5) < 0.03
+        a, b = fake(0.0)
+        # The true ratio of the shifted coordinate.
+        judge(a, b, 0.5 + a[:, 1], 0.5 + b[:, 1])
+
+
+def test_a_fit_without_discriminator_steps_to_speak_of_warns():
+    guide = gpx.guides.Implicit(regression, contrast="prior")
+    with pytest.warns(UserWarning, match="discriminator has collapsed"):
+        quick(
+            regression, X, y, guide=guide, num_steps=300, discriminator_rate=1e-12,
+            generator_rate=2e-2, num_draws=8, discriminator_steps=1,
+        )  # fmt: skip
+
+
+def test_words_for_what_a_user_can_get_wrong():
+    with pytest.raises(ValueError, match="`theta` must be one of"):
+        gpx.guides.Implicit(regression, theta="full")
+    with pytest.raises(ValueError, match="`contrast` must be one of"):
+        gpx.guides.Implicit(regression, contrast="posterior")
+    with pytest.raises(ValueError, match="`noise_dim` must be a whole number"):
+        gpx.guides.Implicit(regression, noise_dim=-1)
+    with pytest.raises(ValueError, match="`widths` must be a whole number"):
+        gpx.guides.Implicit(regression, widths=(0,))
+    with pytest.raises(ValueError, match="`init_scale` must be positive"):
+        gpx.guides.Implicit(regression, init_scale=0.0)
+    with pytest.raises(ValueError, match="Pass `theta='joint'`"):
+        quick(plain, jnp.zeros(5))
+    with pytest.raises(TypeError, match="`guide` must be a Implicit"):
+        quick(regression, X, y, guide=gpx.guides.WhitenedGaussian(regression))
+    with pytest.raises(ValueError, match="`discriminator_steps` must be a whole"):
+        quick(regression, X, y, discriminator_steps=0)
+    with pytest.raises(ValueError, match="`temperature` must be at least 1"):
+        quick(regression, X, y, temperature=0.5)

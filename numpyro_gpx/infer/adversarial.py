@@ -188,7 +188,7 @@ def _play(game: _Game, rules: Rules, progress: bool) -> Result:
         players = moves(dynamic)
         return players.settle(state, key)
 
-    key_init, key_rounds, key_settle, key_last = jr.split(game.key, 4)
+    key_init, key_rounds, key_last, key_settle = jr.split(game.key, 4)
     state = initialise(key_init, dynamic, game.start)
     losses: list[np.ndarray] = []
     times: list[float] = []

@@ -103,9 +103,13 @@ def exact_posterior():
 def parameters(guide, *args, **kwargs):
     """Starting values of the guide's parameters, the networks' ends not at 0."""
     guide.setup(*args, **kwargs)
-    seeded = handlers.seed(guide, jr.key(3))
-    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+
+    @jax.jit
+    def start(key):
+        trace = handlers.trace(handlers.seed(guide, key)).get_trace(*args, **kwargs)
+        return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+
+    params = start(jr.key(3))
     for i, name in enumerate(params):
         if name.endswith(("_generator", "_discriminator")):
             noise = jr.normal(jr.fold_in(jr.key(4), i), params[name].shape)
@@ -164,14 +168,16 @@ def test_the_density_is_the_contrasts_times_the_ratio(contrast):
     params["f_auto_contrast_scale_tril"] = jnp.asarray(root)[None]
     params["theta_auto_contrast_loc"] = jnp.asarray([[0.5]])
     params["theta_auto_contrast_scale_tril"] = jnp.asarray([[[0.7]]])
-    seeded = handlers.substitute(handlers.seed(guide, jr.key(2)), data=params)
-    trace = handlers.trace(seeded).get_trace(X, y)
-    log_q = sum(
-        float(jnp.sum(s["fn"].log_prob(s["value"])))
-        for s in trace.values()
-        if s["type"] == "sample"
-    )
-    v, variance = (np.asarray(trace[n]["value"]) for n in ("f", "variance"))
+
+    @jax.jit
+    def draw(key):
+        seeded = handlers.substitute(handlers.seed(guide, key), data=params)
+        trace = handlers.trace(seeded).get_trace(X, y)
+        sites = [s for s in trace.values() if s["type"] == "sample"]
+        log_q = sum(jnp.sum(s["fn"].log_prob(s["value"])) for s in sites)
+        return log_q, trace["f"]["value"], trace["variance"]["value"]
+
+    log_q, v, variance = map(np.asarray, draw(jr.key(2)))
     whitened = {
         "theta": jnp.asarray([[(np.log(variance) - 0.5) / 0.7]]),
         "f": jnp.asarray(np.linalg.solve(root, v - [0.3, -0.4, 0.2]))[None],
@@ -195,11 +201,15 @@ def test_the_bound_is_the_likelihood_less_the_ratio_under_the_priors_contrast():
     guide = gpx.guides.Implicit(regression, contrast="prior")
     params = parameters(guide, X, y)
     key = jr.key(8)
-    bound = -gpx.infer.ELBO().loss(key, params, regression, guide, X, y)
-    key_guide, _ = jr.split(key)
-    seeded = handlers.substitute(handlers.seed(guide, key_guide), data=params)
-    trace = handlers.trace(seeded).get_trace(X, y)
-    v = trace["f"]["value"]
+
+    @jax.jit
+    def evaluate(key):
+        bound = -gpx.infer.ELBO().loss(key, params, regression, guide, X, y)
+        key_guide, _ = jr.split(key)
+        seeded = handlers.substitute(handlers.seed(guide, key_guide), data=params)
+        return bound, handlers.trace(seeded).get_trace(X, y)["f"]["value"]
+
+    bound, v = evaluate(key)
     moments = [params[f"f_auto_contrast_{x}"] for x in ("loc", "scale_tril")]
     whitened = np.linalg.solve(moments[1][0], v - moments[0][0])[None]
     standard = (np.asarray(Z) - np.mean(Z)) / np.std(Z)
@@ -219,7 +229,7 @@ def test_only_the_values_carry_the_generators_gradient():
     def loss(params):
         return gpx.infer.ELBO(3).loss(jr.key(1), params, regression, guide, X, y)
 
-    grads = jax.grad(loss)(params)
+    grads = jax.jit(jax.grad(loss))(params)
     for name, grad in grads.items():
         if guide.player(name) in ("discriminator", "contrast"):
             assert_array_equal(grad, np.zeros(grad.shape))
@@ -289,10 +299,9 @@ def test_shared_noise_lets_layers_correlate():
 
 def test_inner_layers_start_narrow_and_the_last_at_the_prior():
     guide = gpx.guides.Implicit(deep)
-    guide.setup(X, y)
-    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, y)
-    assert_allclose(trace["f1_auto_scale_tril"]["value"][0], 1e-3 * np.eye(3))
-    assert_allclose(trace["f2_auto_scale_tril"]["value"], np.eye(1))
+    params = parameters(guide, X, y)
+    assert_allclose(params["f1_auto_scale_tril"][0], 1e-3 * np.eye(3))
+    assert_allclose(params["f2_auto_scale_tril"], np.eye(1))
 
 
 def test_plain_models_start_at_the_priors_spread_and_are_generated_jointly():
@@ -302,8 +311,7 @@ def test_plain_models_start_at_the_priors_spread_and_are_generated_jointly():
     draws = fit.draws(2000)
     assert draws["a"].shape == (2000,) and draws["b"].shape == (2000, 2)
     assert np.all(draws["a"] > 0.0)
-    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(targets)
-    sd = np.diag(np.asarray(trace["theta_auto_scale_tril"]["value"]))
+    sd = np.diag(parameters(guide, targets)["theta_auto_scale_tril"])
     # 500 draws: standard errors of 5 %.
     assert_allclose(sd, [0.6, 1.7, 1.7], rtol=0.2)
 

@@ -393,6 +393,9 @@ def collapsed_bound(
     the condition of the problem: where its estimated error exceeds a millionth of a
     nat, as in float32 it nearly always does, `A` is formed instead.
 
+    Second derivatives are by reverse mode (`jax.jacrev` of `jax.grad`); see
+    `gpx.linalg.projected_gram`.
+
     Args:
         kernel: Covariance function.
         inducing: Inducing variables.

@@ -175,7 +175,7 @@ class Fit:
     @property
     def approximation(self) -> str:
         """How the draws relate to the target density."""
-        if self.engine in ("svi", "lbfgs"):
+        if self.engine in ("svi", "lbfgs", "implicit"):
             return "variational"
         if self.engine in _BIASED:
             return "biased by the step size"

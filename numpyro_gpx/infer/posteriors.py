@@ -191,6 +191,12 @@ class GuidePosterior(Posterior):
         return _draw(*self._call, jr.split(key, num_draws))[0]
 
     def weighed(self, num_draws):
+        if not getattr(self.guide, "has_density", True):  # as after loading a fit
+            raise ValueError(
+                f"{type(self.guide).__name__} has no density, which weights of its "
+                "draws (`loo`) need. Compare fits by `fit.predict(X_test).log_prob("
+                "y_test)`."
+            )
         keys = jr.split(self.key, num_draws)
         return _draw(*self._call, keys)
 

@@ -327,7 +327,7 @@ def test_both_losses_are_recorded_and_the_bound_is_called_an_estimate(fitted):
     fit = fitted
     assert fit.info["losses"].shape == fit.info["discriminator_losses"].shape == (7,)
     # Unable to tell anything at first, where the generator is its own contrast.
-    assert_allclose(fit.info["discriminator_losses"][0], 2.0 * np.log(2.0), atol=0.1)
+    assert_allclose(fit.info["discriminator_losses"][0], 2.0 * np.log(2.0), atol=0.05)
     assert "estimate" in fit.info["elbo_kind"]
     assert fit.engine == "implicit"
 

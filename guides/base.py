@@ -36,6 +36,9 @@ class SiteGuide(AutoGuide):
         init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
     """
 
+    # Whether the log densities of its sites are those of its draws, or a guess.
+    has_density = True
+
     def __init__(self, model, *, prefix="auto", init_loc_fn=init_to_prior_median):
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self._structure: Structure | None = None

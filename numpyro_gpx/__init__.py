@@ -32,6 +32,7 @@ from numpyro_gpx.infer import (
 from numpyro_gpx.latents import stack
 from numpyro_gpx.linalg import jitter
 from numpyro_gpx.projection import project
+from numpyro_gpx.row_model import row_model
 from numpyro_gpx.rows import predictive
 from numpyro_gpx.scaling import standardise
 from numpyro_gpx.simulation import lagged, simulate, simulate_paths
@@ -76,6 +77,7 @@ __all__ = [
     "project",
     "propagate",
     "psi",
+    "row_model",
     "simulate",
     "simulate_paths",
     "stack",

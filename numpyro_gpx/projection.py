@@ -142,12 +142,7 @@ def project(
     checks.key(key)
     checks.at_least("num_starts", num_starts, 1)
     checks.at_least("num_steps", num_steps, 1)
-    if fit.is_mcmc:
-        raise ValueError(
-            "`project` needs a variational fit: the draws of a sampler have latent "
-            "spaces of different orientation, which cannot be averaged over."
-        )
-    site = _latent_site(fit)
+    site = latent_site(fit, "project")
     if rule is None:
         rule = cubature.default_rule(fit.structure.latents[site].shape[1])
     if isinstance(rule, cubature.Analytic):
@@ -155,10 +150,7 @@ def project(
             "`rule` must have points; got the analytic one. Leave it out, or use "
             "`gpx.cubature.GaussHermite(5)`."
         )
-    args, kwargs = as_arrays(*inputs_first(fit.model, args, kwargs))
-    if not takes_inputs(fit.model):
-        checks.matrix("y", args[0] if args else 0.0, "(N, P)")
-    check_data(fit.model, args, kwargs)
+    args, kwargs = new_rows(fit, args, kwargs)
     observed = fit.structure.observed
     components = fit.global_components(_NUM_COMPONENTS, (site,))
     search = _Search(fit.problem(observed[0]), site, observed, components, rule)
@@ -260,20 +252,35 @@ def _climb(
     return means, jnp.exp(log_scale), objective(params)
 
 
-def _latent_site(fit) -> str:
+def latent_site(fit: Fit, function: str) -> str:
+    """The latent input of the rows, which `function` needs."""
+    if fit.is_mcmc:
+        raise ValueError(
+            f"`{function}` needs a variational fit: the draws of a sampler have latent "
+            "spaces of different orientation, which cannot be averaged over."
+        )
     names = fit.structure.row_sites
     if len(names) != 1:
         raise ValueError(
-            "`project` needs a model with one latent input of its rows; this one has "
-            f"{list(names)}."
+            f"`{function}` needs a model with one latent input of its rows; this one "
+            f"has {list(names)}."
         )
     site = fit.structure.latents[names[0]]
     if len(site.shape) != 2 or not site.is_real:
         raise ValueError(
-            f"`project` needs a latent input with real rows (Q,); site `{names[0]}` "
-            f"has shape {site.shape} or another support."
+            f"`{function}` needs a latent input with real rows (Q,); site "
+            f"`{names[0]}` has shape {site.shape} or another support."
         )
     return names[0]
+
+
+def new_rows(fit: Fit, args, kwargs) -> tuple[tuple, dict]:
+    """The model's arguments for new rows, targets included, as checked arrays."""
+    args, kwargs = as_arrays(*inputs_first(fit.model, args, kwargs))
+    if not takes_inputs(fit.model):
+        checks.matrix("y", args[0] if args else 0.0, "(N, P)")
+    check_data(fit.model, args, kwargs)
+    return args, kwargs
 
 
 def _candidates(key, fit, site) -> Array:

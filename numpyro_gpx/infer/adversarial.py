@@ -27,13 +27,13 @@ from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.game import Moves, Rules, discriminator_loss
-from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.problem import Result, VariationalProblem, jit_once
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.infer.structure import arrays_and_rest
+from numpyro_gpx.infer.tempering import check_temperature
 
-__all__ = ["ImplicitPosterior", "fit_implicit", "judge"]
+__all__ = ["fit_implicit", "judge"]
 
 # Rounds between looks at the losses.
 _BLOCK = 100
@@ -115,9 +115,8 @@ def fit_implicit(
     for name, value in counts.items():
         if value is not None:
             checks.at_least(name, value, 1)
-    if not temperature >= 1.0:
-        raise ValueError(f"`temperature` must be at least 1; got {temperature!r}.")
-    game = _Game(
+    check_temperature(temperature)
+    game = VariationalProblem(
         model, guide, args, kwargs, key,
         optimizer=optax.identity(), loss=ELBO(num_particles), init=init,
         batch_size=batch_size,
@@ -131,27 +130,7 @@ def fit_implicit(
     return game.solve(lambda: _play(game, rules, progress), engine="implicit")
 
 
-class ImplicitPosterior(GuidePosterior):
-    """A guide that can be drawn from but has no density."""
-
-    def weighed(self, num_draws):
-        raise ValueError(
-            f"{type(self.guide).__name__} has no density, which weights of its draws "
-            "(`loo`) need. Compare fits by `fit.predict(X_test).log_prob(y_test)`, or "
-            "use `gpx.guides.WhitenedGaussian` or a sampler."
-        )
-
-
-class _Game(VariationalProblem):
-    """A fit of a guide without a density."""
-
-    def posterior(self, params, key, jitter):
-        return ImplicitPosterior(
-            self.svi.guide, params, self.args, self.kwargs, key=key, jitter=jitter
-        )
-
-
-def _play(game: _Game, rules: Rules, progress: bool) -> Result:
+def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
     dynamic, static = arrays_and_rest(game.args, game.batched)
 
     def moves(dynamic):

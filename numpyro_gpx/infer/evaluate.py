@@ -29,6 +29,7 @@ __all__ = [
     "parts_at",
     "pointwise",
     "replicated_draws",
+    "row_densities",
     "sites_at",
 ]
 
@@ -151,16 +152,36 @@ def pointwise(problem: Problem, draws, key) -> Pointwise:
         fn, y = site["fn"], site["value"]
         log_prior, log_likelihood = log_terms(trace)
         log_joint = log_prior + log_likelihood
+        rows = expected = _row_densities(fn, y)
         if isinstance(fn, ExpectedLikelihood):
             scale = 1.0 if site["scale"] is None else site["scale"]
-            rows, expected = fn.predictive_log_prob(y), scale * fn.log_prob(y)
-        elif isinstance(fn, ExactRegression):
-            rows = expected = fn.leave_one_out_log_prob(y)
-        else:
-            rows = expected = fn.log_prob(y)
+            expected = scale * fn.log_prob(y)
         return Pointwise(rows, expected, log_joint, _observed_rows(fn, rows))
 
     return _map(one, draws, key)
+
+
+@eqx.filter_jit
+def row_densities(problem: Problem, components, key):
+    """Log predictive density of each training row by component, `(S, N)`.
+
+    Components may be beliefs, unlike the draws of `pointwise`.
+    """
+    args, kwargs = problem.train
+
+    def one(component, key):
+        site = _trace(problem, component, args, kwargs, key)[problem.site]
+        return _row_densities(site["fn"], site["value"])
+
+    return _map(one, components, key)
+
+
+def _row_densities(fn, y):
+    if isinstance(fn, ExpectedLikelihood):
+        return fn.predictive_log_prob(y)
+    if isinstance(fn, ExactRegression):
+        return fn.leave_one_out_log_prob(y)
+    return fn.log_prob(y)
 
 
 @eqx.filter_jit

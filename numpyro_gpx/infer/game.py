@@ -14,6 +14,7 @@ from numpyro import handlers
 
 from numpyro_gpx.infer.structure import Structure
 from numpyro_gpx.infer.target import draw_batch
+from numpyro_gpx.infer.tempering import tempered
 
 __all__ = ["Moves", "Players", "Rules", "discriminator_loss"]
 
@@ -193,10 +194,8 @@ class Moves:
         key_batch, key_loss = jr.split(key)
         svi = self.svi
         batch = draw_batch(key_batch, self.structure)
-        model = svi.model
-        if self.rules.temperature != 1.0:
-            left = jnp.maximum(0.0, 1.0 - 2.0 * number / self.rules.num_rounds)
-            model = handlers.scale(model, self.rules.temperature**-left)
+        done = number / self.rules.num_rounds
+        model = tempered(svi.model, self.rules.temperature, done)
         fixed = {**players.discriminator, **players.contrast}
 
         def loss(generator):

@@ -163,6 +163,10 @@ class GuidePosterior(Posterior):
             for kind in self._kinds
         )
 
+    def integrates(self) -> bool:
+        """Whether the bound has expectations that are not averages over draws."""
+        return any(kind.belief or kind.latent is not None for kind in self._kinds)
+
     def integrates_latents(self) -> bool:
         """Whether the guide has latent inputs and a rule for them."""
         return any(kind.latent is not None for kind in self._kinds)
@@ -191,11 +195,11 @@ class GuidePosterior(Posterior):
         return _draw(*self._call, jr.split(key, num_draws))[0]
 
     def weighed(self, num_draws):
-        if not getattr(self.guide, "has_density", True):  # as after loading a fit
+        if not getattr(self.guide, "has_density", True):  # NumPyro's own have one
             raise ValueError(
                 f"{type(self.guide).__name__} has no density, which weights of its "
                 "draws (`loo`) need. Compare fits by `fit.predict(X_test).log_prob("
-                "y_test)`."
+                "y_test)`, or use `gpx.guides.WhitenedGaussian` or a sampler."
             )
         keys = jr.split(self.key, num_draws)
         return _draw(*self._call, keys)
@@ -206,11 +210,13 @@ class _Kind(NamedTuple):
 
     Attributes:
         drawn: Whether its value is random and no belief stands for it.
+        belief: Whether one does.
         latent: For latent inputs whether their rule has `"fixed"` or `"random"` points,
             or a `"closed"` form; else `None`.
     """
 
     drawn: bool
+    belief: bool
     latent: str | None
 
     @classmethod
@@ -221,7 +227,8 @@ class _Kind(NamedTuple):
         if latent is not None:
             points = "random" if latent.random else "fixed"
             points = "closed" if latent.points is None else points
-        return cls("belief" not in site["infer"] and not point, points)
+        belief = "belief" in site["infer"]
+        return cls(not belief and not point, belief, points)
 
 
 def _innermost(fn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 
@@ -22,6 +23,7 @@ from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.infer.structure import arrays_and_rest
 from numpyro_gpx.infer.target import draw_batch
+from numpyro_gpx.infer.tempering import check_temperature, tempered
 
 __all__ = ["fit_lbfgs", "fit_svi"]
 
@@ -38,6 +40,7 @@ def fit_svi(
     batch_size: int | None = None,
     optimizer=None,
     loss: Loss | None = None,
+    temperature: float = 1.0,
     tolerance: float | None = None,
     init: Fit | None = None,
     progress: bool = True,
@@ -56,6 +59,10 @@ def fit_svi(
         optimizer: An optax optimiser; Adam at 0.01 if left out.
         loss: The bound: `gpx.infer.ELBO()` if left out, or
             `gpx.infer.ImportanceWeighted(10)` for latent inputs.
+        temperature: The log joint density is divided by this at the start; it falls
+            geometrically to 1 over the first half of the steps. Above 1 (50, say), with
+            a wide start (`init_scale=`), a guide that can hold several modes spreads
+            over them before it narrows. For guides that draw all sites, such as `Flow`.
         tolerance: Stop when the mean loss of 100 steps has not fallen by this much for
             five looks in a row; `None` never stops early.
         init: Start from another fit: its parameters where the names and shapes agree,
@@ -68,15 +75,18 @@ def fit_svi(
         latent inputs also `elbo` and `elbo_standard_error`, of 1000 draws.
     """
     checks.at_least("num_steps", num_steps, 1)
+    check_temperature(temperature)
+    _check_density(guide, "fit_svi")
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     problem = VariationalProblem(
         model, guide, args, kwargs, key,
         optimizer=optimizer, loss=ELBO() if loss is None else loss, init=init,
         batch_size=batch_size,
     )  # fmt: skip
-    return problem.solve(
-        lambda: _run_svi(problem, num_steps, tolerance, progress), engine="svi"
-    )
+    if temperature > 1.0:
+        _check_all_drawn(problem)
+    run = functools.partial(_run_svi, problem, num_steps, temperature, tolerance)
+    return problem.solve(lambda: run(progress), engine="svi")
 
 
 def fit_lbfgs(
@@ -110,6 +120,7 @@ def fit_lbfgs(
         `elbo_standard_error`, of 1000 draws.
     """
     checks.at_least("max_steps", max_steps, 1)
+    _check_density(guide, "fit_lbfgs")
     problem = VariationalProblem(
         model, guide, args, kwargs, key,
         optimizer=optax.identity(), loss=ELBO(), init=init,
@@ -132,7 +143,24 @@ def fit_lbfgs(
     )
 
 
-def _run_svi(problem, num_steps, tolerance, progress):
+def _check_density(guide, function: str) -> None:
+    if not getattr(guide, "has_density", True):
+        raise TypeError(
+            f"`{function}` would never train the discriminator of "
+            f"{type(guide).__name__}; use `gpx.fit_implicit`."
+        )
+
+
+def _check_all_drawn(problem) -> None:
+    guide = problem.svi.guide
+    if problem.posterior({}, problem.key, None).integrates():
+        raise ValueError(
+            "`temperature` above 1 needs a guide that draws all sites, such as "
+            f"`gpx.guides.Flow(model)`; {type(guide).__name__} integrates over some."
+        )
+
+
+def _run_svi(problem, num_steps, temperature, tolerance, progress):
     svi, structure = problem.svi, problem.batched_structure
     dynamic, static = arrays_and_rest(problem.args, problem.batched)
 
@@ -150,8 +178,10 @@ def _run_svi(problem, num_steps, tolerance, progress):
         def step(i, carry):
             state, losses = carry
             batch = draw_batch(jr.fold_in(key_steps, offset + i), structure)
+            warm = copy.copy(svi)
+            warm.model = tempered(svi.model, temperature, (offset + i) / num_steps)
             with handlers.substitute(data=batch):
-                state, loss = svi.update(state, *args, **kwargs)
+                state, loss = warm.update(state, *args, **kwargs)
             return state, losses.at[i].set(loss)
 
         return jax.lax.fori_loop(0, number, step, carry)

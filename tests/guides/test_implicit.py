@@ -353,17 +353,30 @@ def test_fits_predict_draw_functions_and_go_to_arviz(fitted):
     assert idata.posterior["f"].shape[-1] == 3
 
 
-def test_leaving_one_out_is_refused_for_want_of_a_density(fitted):
+@pytest.fixture(scope="module")
+def loaded(fitted, tmp_path_factory):
+    path = tmp_path_factory.mktemp("implicit") / "fit"
+    fitted.save(path)
+    return gpx.load_fit(path, with_theta)
+
+
+@pytest.mark.parametrize("which", ["fitted", "loaded"])
+def test_leaving_one_out_is_refused_for_want_of_a_density(which, request):
     with pytest.raises(ValueError, match="Implicit has no density"):
-        gpx.loo(fitted)
+        gpx.loo(request.getfixturevalue(which))
 
 
-def test_a_saved_fit_comes_back_with_the_same_draws(fitted, tmp_path):
-    fit = fitted
-    fit.save(tmp_path / "fit")
-    loaded = gpx.load_fit(tmp_path / "fit", with_theta)
-    assert_array_equal(loaded.draws(20)["f"], fit.draws(20)["f"])
-    assert_allclose(loaded.predict(X).mean, fit.predict(X).mean)
+def test_a_saved_fit_comes_back_with_the_same_draws(fitted, loaded):
+    assert_array_equal(loaded.draws(20)["f"], fitted.draws(20)["f"])
+    assert_allclose(loaded.predict(X).mean, fitted.predict(X).mean)
+    assert fitted.approximation == loaded.approximation == "variational"
+
+
+@pytest.mark.parametrize("fit", [gpx.fit_svi, gpx.fit_lbfgs])
+def test_engines_that_would_not_train_the_discriminator_refuse(fit):
+    guide = gpx.guides.Implicit(regression)
+    with pytest.raises(TypeError, match="discriminator of Implicit; use `gpx.fit_imp"):
+        fit(regression, guide, X, y, key=jr.key(0))
 
 
 def test_a_gaussian_fit_gives_the_start():

@@ -13,12 +13,21 @@ SCRIPTS = (
     "piecewise_link.py",
     "gplvm_speed.py",
     "latent_posteriors.py",
+    "deep_speed.py",
+    "flow_energies.py",
+    "flow_modes.py",
+    "multimodal_posterior.py",
 )
 # These read real data, and run where NUMPYRO_GPX_DATA names its folder.
 DATA_SCRIPTS = (
     "free_simulation.py",
     "piecewise_tables.py",
     "unscented_tables.py",
+    "deep_times.py",
+    "deep_uci.py",
+    "deep_mnist.py",
+    "deep_letters.py",
+    "face_posteriors.py",
 )
 
 

@@ -275,9 +275,11 @@ def test_a_gaussian_posterior_is_found_and_the_estimate_is_near_the_evidence():
 @pytest.mark.parametrize(
     "contrast", ["gaussian", pytest.param("prior", marks=pytest.mark.slow)]
 )
-def test_two_layers_are_drawn_jointly_with_the_shapes_of_their_sites(contrast):
+def test_two_layers_are_drawn_jointly_from_minibatches(contrast):
     guide = gpx.guides.Implicit(deep, contrast=contrast)
-    fit = quick(deep, X, y, guide=guide)
+    fit = quick(deep, X, y, guide=guide, batch_size=5)
+    assert fit.batch_size == 5
+    assert np.all(np.isfinite(fit.info["losses"]))
     draws = fit.draws(50)
     assert {n: x.shape for n, x in draws.items()} == {"f1": (50, 2, 3), "f2": (50, 1)}
     for x in draws.values():
@@ -316,8 +318,12 @@ def test_plain_models_start_at_the_priors_spread_and_are_generated_jointly():
     assert_allclose(sd, [0.6, 1.7, 1.7], rtol=0.2)
 
 
-def test_hyperparameters_are_points_or_drawn(fitted):
+def test_hyperparameters_are_points(fitted):
     assert len(np.unique(fitted.draws(100)["variance"])) == 1
+
+
+@pytest.mark.slow
+def test_hyperparameters_are_drawn():
     guide = gpx.guides.Implicit(with_theta, theta="joint")
     drawn = quick(with_theta, X, y, guide=guide).draws(100)["variance"]
     assert len(np.unique(drawn)) == 100
@@ -332,18 +338,12 @@ def test_both_losses_are_recorded_and_the_bound_is_called_an_estimate(fitted):
     assert fit.engine == "implicit"
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_fit_and_another_does_not(fitted):
     again, other = (quick(with_theta, X, y, num_steps=7, seed=s) for s in (0, 6))
     for name, x in fitted.params.items():
         assert_array_equal(x, again.params[name])
     assert np.any(fitted.draws(10)["f"] != other.draws(10)["f"])
-
-
-def test_minibatches_and_one_batch_of_all_rows():
-    fit = quick(with_theta, X, y, batch_size=5)
-    assert fit.batch_size == 5
-    assert np.isfinite(fit.elbo(20).value)
-    assert np.all(np.isfinite(fit.info["losses"]))
 
 
 def test_fits_predict_draw_functions_and_go_to_arviz(fitted):
@@ -410,6 +410,7 @@ def test_single_precision_stays_single():
         assert np.isfinite(fit.elbo(10).value)
 
 
+@pytest.mark.slow
 def test_temperature_flattens_the_target_at_the_start():
     """At a constant high temperature a Gaussian posterior is wider by its root."""
 

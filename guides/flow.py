@@ -103,8 +103,8 @@ class Flow(SiteGuide):
         hidden=32, base_hidden=16, bound=5.0, init_scale=None,
         path_gradient=False, prefix="auto", init_loc_fn=init_to_prior_median,
     ):  # fmt: skip
-        _one_of("theta", theta, ("joint", "point"))
-        _one_of("mixing", mixing, ("full", "channel", "layerwise"))
+        checks.one_of("theta", theta, ("joint", "point"))
+        checks.one_of("mixing", mixing, ("full", "channel", "layerwise"))
         checks.at_least("num_blocks", num_blocks, 0)
         checks.at_least("num_bins", num_bins, 2)
         checks.at_least("hidden", hidden, 1)
@@ -408,8 +408,3 @@ class _Base(NamedTuple):
     loc: Any
     log_scale: Any
     scale_tril: Any
-
-
-def _one_of(name, value, allowed) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` must be one of {allowed}; got {value!r}.")

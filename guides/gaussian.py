@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief, DiagonalBelief
 from numpyro_gpx.guides.base import SiteGuide
 from numpyro_gpx.guides.factors import dense_factor
@@ -45,9 +46,7 @@ class GaussianGuide(SiteGuide):
     def __init__(
         self, model, *, theta, prefix="auto", init_loc_fn=init_to_prior_median
     ):
-        families = ("point", "mean_field", "full")
-        if theta not in families:
-            raise ValueError(f"`theta` must be one of {families}; got {theta!r}.")
+        checks.one_of("theta", theta, ("point", "mean_field", "full"))
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.theta = theta
 

@@ -92,8 +92,8 @@ class Implicit(SiteGuide):
         discriminator_widths=(32, 32), noise_dim=8, init_scale=None, prefix="auto",
         init_loc_fn=init_to_prior_median,
     ):  # fmt: skip
-        _one_of("theta", theta, ("point", "joint"))
-        _one_of("contrast", contrast, ("gaussian", "prior"))
+        checks.one_of("theta", theta, ("point", "joint"))
+        checks.one_of("contrast", contrast, ("gaussian", "prior"))
         checks.at_least("noise_dim", noise_dim, 0)
         for width in (*widths, *discriminator_widths):
             checks.at_least("widths", width, 1)
@@ -392,8 +392,3 @@ def _standardise(Z):
     centred = Z - jnp.mean(Z, axis=0)[None]
     var = jnp.mean(centred**2, axis=0)[None]
     return centred / jnp.sqrt(jnp.where(var > 0.0, var, 1.0))
-
-
-def _one_of(name, value, allowed):
-    if value not in allowed:
-        raise ValueError(f"`{name}` must be one of {allowed}; got {value!r}.")

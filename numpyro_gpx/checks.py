@@ -21,6 +21,7 @@ __all__ = [
     "key",
     "latents",
     "matrix",
+    "one_of",
     "rowwise",
     "site_value",
     "targets",
@@ -63,6 +64,12 @@ def at_least(name: str, value, least: int) -> None:
         raise ValueError(
             f"`{name}` must be a whole number, at least {least}; got {value!r}."
         )
+
+
+def one_of(name: str, value, allowed: tuple) -> None:
+    """Raise unless `value` is among those."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {allowed}; got {value!r}.")
 
 
 def _described(value) -> str:

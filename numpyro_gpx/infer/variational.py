@@ -64,7 +64,7 @@ def fit_svi(
             a wide start (`init_scale=`), a guide that can hold several modes spreads
             over them before it narrows. For guides that draw all sites, such as `Flow`.
         tolerance: Stop when the mean loss of 100 steps has not fallen by this much for
-            five looks in a row; `None` never stops early.
+            five looks in a row, at a temperature of 1; `None` never stops early.
         init: Start from another fit: its parameters where the names and shapes agree,
             else its mean hyperparameters.
         progress: Whether to show a progress bar.
@@ -204,7 +204,9 @@ def _run_svi(problem, num_steps, temperature, tolerance, progress):
             bad = offset + int(np.argmin(np.isfinite(latest)))
             raise NotFinite(f"The loss became {latest[bad - offset]} at step {bad}.")
         mean = float(latest.mean())
-        return state, None if stop(mean) else f"loss {mean:.5g}"
+        # While the model cools down, its loss changes whatever the guide does.
+        cold = temperature == 1.0 or 2 * offset >= num_steps
+        return state, None if cold and stop(mean) else f"loss {mean:.5g}"
 
     state = run_blocks(
         step_block, state, num_steps, block=_BLOCK, progress=progress, label="svi"

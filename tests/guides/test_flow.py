@@ -275,6 +275,20 @@ def test_temperature_widens_what_the_first_half_of_the_steps_sees():
     assert_allclose(np.std(fit.draws(20000)["u"]), 2.0 * sd, rtol=0.04)
 
 
+def test_training_does_not_stop_while_the_model_cools_down():
+    """The loss rises all the while, for the guide stands still."""
+
+    def model():
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(u, 1e-3), obs=jnp.asarray(1.0))
+
+    fit = gpx.fit_svi(
+        model, gpx.guides.Flow(model, num_blocks=0), key=jr.key(0), num_steps=2000,
+        temperature=1e4, tolerance=1e-9, optimizer=optax.sgd(0.0), progress=False,
+    )  # fmt: skip
+    assert fit.info["num_steps"] >= 1500  # five looks after the first half
+
+
 def test_words():
     with pytest.raises(ValueError, match="`mixing` must be one of .*; got 'none'"):
         gpx.guides.Flow(deep, mixing="none")

@@ -133,14 +133,26 @@ def divergence(p, q, width=1.0):
     return float(0.5 * np.sum(p * np.log(p / middle) + q * np.log(q / middle)))
 
 
+def window(ps, axes):
+    """Limits of a panel that hold what any of the densities shows."""
+    places = np.argwhere(np.max([p / p.max() for p in ps], axis=0) > 0.02)
+    limits = []
+    for axis, low, high in zip(axes, places.min(0), places.max(0), strict=True):
+        middle = 0.5 * (axis[low] + axis[high])
+        half = max(0.6 * (axis[high] - axis[low]), 1.0)
+        limits.append((middle - half, middle + half))
+    return {"xlim": limits[0], "ylim": limits[1]}
+
+
 def draw(panels, axes, path):
     """Rows: frames; columns: the grid, then the methods."""
     names = ("posterior on a grid", *METHODS)
     figure, places = plt.subplots(
         len(panels), len(names), figsize=(2.3 * len(names), 2.2 * len(panels)),
-        sharex=True, sharey=True, layout="constrained", squeeze=False,
+        sharex="row", sharey="row", layout="constrained", squeeze=False,
     )  # fmt: skip
     for row, (ps, scores) in zip(places, panels, strict=True):
+        row[0].set(**window(ps, axes))
         for ax, name, p in zip(row, names, ps, strict=True):
             smooth = ndimage.gaussian_filter(p, 1.0)
             ax.pcolormesh(*axes, smooth.T**0.5, cmap="Blues", rasterized=True)

@@ -74,9 +74,6 @@ was tried once, without signs, and diverged. Seed 2 of Implicit and seeds 0 and 
 the prior as contrast end in a plateau all the same; no warning tells, only their lower
 bounds. The thesis's rates are 0.05 (discriminator), 0.001 (generator) and 0.025
 (hyperparameters, of which this posterior has none).
-
-Rows of Implicit with seeds 0 to 4 were measured before a change to the contrast's final
-moments; seed 0 of two variants was rerun with equal draws.
 """
 
 

@@ -32,6 +32,11 @@ class Moments(NamedTuple):
         solve = jax.vmap(lambda root, x: solve_triangular(root, x, lower=True))
         return solve(self.scale_tril, x - self.mean)
 
+    def after(self, first: Moments) -> Moments:
+        """Moments of `mean + scale_tril x` where `x` has those of `first`."""
+        moved = jnp.einsum("pmn,pn->pm", self.scale_tril, first.mean)
+        return Moments(self.mean + moved, self.scale_tril @ first.scale_tril)
+
 
 class Discriminator(eqx.Module):
     r"""Features of each inducing variable, summed over them, then joined by a head.

@@ -249,14 +249,34 @@ class Implicit(SiteGuide):
         return {name: self._weights(name, net) for name, net in networks.items()}
 
     def moments(self, args, kwargs) -> dict[str, Moments]:
-        """Moments of the contrast by block; the affine part's until training."""
+        """Moments of the contrast by block."""
+        kept = self.kept_moments()
+        if self.contrast == "prior":
+            return kept
+        return {
+            name: self._affine(name, args, kwargs).after(kept[name]) for name in kept
+        }
+
+    def kept_moments(self) -> dict[str, Moments]:
+        """The parameters behind `moments`.
+
+        An adaptive contrast keeps those of the draws before their affine part, which
+        change little from step to step: it then follows the affine part at once.
+        """
         found = {}
-        for name in self.blocks:
-            affine = self._affine(name, args, kwargs)
+        for name, (P, M) in self.blocks.items():
             stem = f"{name}_{self.prefix}_contrast"
-            mean = numpyro.param(f"{stem}_loc", affine.mean)
-            root = numpyro.param(f"{stem}_scale_tril", affine.scale_tril)
-            found[name] = Moments(mean, root)
+            eye = jnp.broadcast_to(jnp.eye(M, dtype=self.dtype), (P, M, M))
+            mean = numpyro.param(f"{stem}_loc", jnp.zeros((P, M), self.dtype))
+            found[name] = Moments(mean, numpyro.param(f"{stem}_scale_tril", eye))
+        return found
+
+    def before_affine(self, drawn: Blocks, args, kwargs) -> Blocks:
+        """Draws `(S, P, M)` of the blocks as they were before their affine part."""
+        found = {}
+        for name, x in drawn.items():
+            affine = self._affine(name, args, kwargs)
+            found[name] = jax.vmap(affine.standardise)(x)
         return found
 
     def moment_params(self, moments: dict[str, tuple]) -> dict:
@@ -336,19 +356,29 @@ class Implicit(SiteGuide):
             scale = _INNER_SCALE if narrow else 1.0
         if site is not None and site.whitened:
             return scale * jnp.broadcast_to(eye, (P, M, M))
-        keys = jr.split(key, _PRIOR_DRAWS)
-        draws = jax.vmap(lambda k: self.prior_draw(k, args, kwargs)[name])(keys)
+        key_params, key_draws = jr.split(key)
+        # The parameters that draws need are made here, and not seen outside.
+        with handlers.block(), handlers.seed(rng_seed=key_params):
+            draws = jax.vmap(lambda k: self.prior_draw(k, args, kwargs)[name])(
+                jr.split(key_draws, _PRIOR_DRAWS)
+            )
         # Half the distance between the quantiles at one standard deviation: also of
         # priors that have no variance.
         low, high = jnp.quantile(draws, jnp.asarray([0.16, 0.84]), axis=0)
         return scale * 0.5 * (high - low)[..., None] * eye[None]
 
     def _log_prior(self, blocks, args, kwargs):
-        """Log prior of the generated sites on the real line."""
+        """Log prior of the generated sites on the real line, moved by these alone."""
         drawn = self._unpack(blocks)
         values = self.structure.constrain(drawn)
         points = self.structure.constrain(self._points(args, kwargs))
-        trace = self._trace({**points, **values}, args, kwargs)
+        sites = self._trace({**points, **values}, args, kwargs).items()
+        params = {n: site["value"] for n, site in sites if site["type"] == "param"}
+        fixed = jax.lax.stop_gradient({**points, **params})
+        with handlers.block():
+            trace = trace_model(
+                self.model, args, kwargs, {**fixed, **values}, jr.key(0)
+            )
         total = jnp.zeros((), self.dtype)
         for name, x in drawn.items():
             log_det = self.structure.latents[name].transform.log_abs_det_jacobian(

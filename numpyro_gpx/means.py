@@ -126,9 +126,10 @@ class Projection(Mean):
 class Convolution(Mean):
     r"""Images through a small convolution, the skip connection of image layers.
 
-    Rows are images `(C, H, W)` in one vector, and so are the outputs
-    `(C', H / stride, W / stride)`; the border is padded with zeros. Its weights are
-    meant to be learnt (`gpx.models.priors.convolution`).
+    Rows are images `(C, H, W)` in one vector, and so are the outputs, at each
+    `stride`-th pixel: `(C', ceil(H / stride), ceil(W / stride))`. Beyond the border
+    there are zeros. Its weights are meant to be learnt
+    (`gpx.models.priors.convolution`).
 
     Args:
         image_shape: `(C, H, W)`.
@@ -151,6 +152,11 @@ class Convolution(Mean):
                 f"of the images; got shape {self.weights.shape} for images "
                 f"{self.image_shape}."
             )
+        if any(size % 2 == 0 for size in self.weights.shape[2:]):
+            raise ValueError(
+                "`weights` must have windows of odd height and width; got shape "
+                f"{self.weights.shape}."
+            )
 
     def __call__(self, X):
         X = as_inputs("X", X)
@@ -160,8 +166,9 @@ class Convolution(Mean):
                 f"{self.image_shape}; got shape {X.shape}."
             )
         images = X.reshape(-1, *self.image_shape)
+        around = [(size // 2, size // 2) for size in self.weights.shape[2:]]
         out = jax.lax.conv_general_dilated(
-            images, self.weights.astype(X.dtype), (self.stride, self.stride), "SAME"
+            images, self.weights.astype(X.dtype), (self.stride, self.stride), around
         )  # (N, C', H', W')
         return out.reshape(X.shape[0], -1)
 

@@ -29,11 +29,8 @@ from numpyro_gpx.projection import latent_site, new_rows
 
 __all__ = ["row_model"]
 
-# Components of the fitted posterior that the density averages over.
-_NUM_COMPONENTS = 4
 
-
-def row_model(fit: Fit, *args, **kwargs) -> Callable:
+def row_model(fit: Fit, *args, num_components: int = 16, **kwargs) -> Callable:
     """A model of the latent inputs of new rows; the rest stays as it was fitted.
 
     Args:
@@ -41,6 +38,9 @@ def row_model(fit: Fit, *args, **kwargs) -> Callable:
         args: The model's arguments for the new rows, targets included: `y`, or `X, y`.
             Models of `gpx.models` take NaN in the targets for missing entries if
             called with `missing=True`.
+        num_components: Draws of the fitted posterior that the density averages over;
+            they are the same at every call. Gaussian beliefs are integrated: one layer
+            with hyperparameters as points needs no draws, whatever this says.
         kwargs: Keyword arguments of the model.
 
     Returns:
@@ -50,7 +50,7 @@ def row_model(fit: Fit, *args, **kwargs) -> Callable:
     site = latent_site(fit, "row_model")
     args, kwargs = new_rows(fit, args, kwargs)
     problem = fit.problem()._replace(train=(args, kwargs))
-    components = fit.global_components(_NUM_COMPONENTS, (site,))
+    components = fit.global_components(num_components, (site,))
     count = jax.tree.leaves(components)[0].shape[0] if components else 1
 
     def model():

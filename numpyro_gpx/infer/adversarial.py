@@ -93,7 +93,8 @@ def fit_implicit(
 
     Returns:
         A fit. `fit.info` holds `losses` (the generator's) and `discriminator_losses`,
-        one a round; `discriminator_accuracy`, the share of fresh draws it tells from
+        one a round (with a temperature, in the first half those of the tempered model);
+        `discriminator_accuracy`, the share of fresh draws it tells from
         the contrast's; and `elbo_kind`, which says that `fit.elbo()` is an estimate.
 
     Warns:
@@ -201,8 +202,11 @@ def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
     params, draws, logits, key_draws = look(state, key_last, dynamic)
     both = np.concatenate(losses)
     info: dict[str, Any] = {
+        "temperature": rules.temperature,
         "discriminator_losses": both[:, 1],
-        "discriminator_accuracy": judge(*map(_flat, draws), *map(np.asarray, logits)),
+        "discriminator_accuracy": judge(
+            *map(_flat, draws), *map(np.asarray, logits), game.svi.guide.contrast
+        ),
         "elbo_kind": "estimate: its divergence is the discriminator's guess",
         "num_steps": len(both),
         # The first block compiles.
@@ -217,7 +221,7 @@ def _flat(draws: dict) -> np.ndarray:
     )
 
 
-def judge(guide, contrast, logits_guide, logits_contrast) -> float:
+def judge(guide, contrast, logits_guide, logits_contrast, kind: str) -> float:
     """The discriminator's accuracy on fresh draws; warns if it has collapsed.
 
     Args:
@@ -225,17 +229,19 @@ def judge(guide, contrast, logits_guide, logits_contrast) -> float:
         contrast: As many of the contrast.
         logits_guide: `T` at the former, `(S,)`.
         logits_contrast: `T` at the latter, `(S,)`.
+        kind: Which contrast it is, `"gaussian"` or `"prior"`.
     """
     accuracy = 0.5 * float(np.mean(logits_guide > 0.0) + np.mean(logits_contrast < 0.0))
     gain = 2.0 * np.log(2.0) - float(discriminator_loss(logits_guide, logits_contrast))
     # The best cut through one coordinate tells the two apart with this accuracy.
     cut = 0.5 + 0.5 * _largest_gap(guide, contrast)
     if accuracy > _TOO_GOOD:
+        nearer = "`contrast='gaussian'`, " if kind == "prior" else ""
         warnings.warn(
             f"The discriminator tells {100 * accuracy:.1f} % of draws from the "
             "contrast: the two hardly overlap, so that their density ratio, and "
-            "`fit.elbo()`, say nothing. Use `contrast='gaussian'`, more `noise_dim`, a "
-            "smaller `generator_rate`, or start from a Gaussian fit (`init=`).",
+            f"`fit.elbo()`, say nothing. Use {nearer}more `num_draws`, a smaller "
+            "`generator_rate`, or start from a Gaussian fit (`init=`).",
             stacklevel=8,
         )
     elif cut > _CLEAR_CUT and gain < _OF_THE_CUT * _gain_of(cut):

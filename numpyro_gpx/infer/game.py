@@ -29,6 +29,9 @@ _NUMBERS_A_STEP = 2**14
 _AT_ONCE = 256
 # Less momentum than usual: the other player moves the target at each step.
 _MOMENTUM = 0.5
+# What the contrast's variances are raised by, relative to themselves, before they are
+# factorised; taken off again before the next moments are mixed in.
+_FLOOR = 1e-6
 # Share of the second player's rates that is left in the last round.
 _LAST_SHARE = 0.05
 
@@ -219,7 +222,9 @@ class Moves:
     def _follow(self, players, drawn, share):
         """Move the contrast's moments by this share towards those of draws."""
         with self._set_to(players):
-            old = self.guide.moments(self.args, self.kwargs)
+            old = self.guide.kept_moments()
+            if self.guide.contrast == "gaussian":
+                drawn = self.guide.before_affine(drawn, self.args, self.kwargs)
         new = {
             name: _moved(old[name].mean, old[name].scale_tril, x, share)
             for name, x in drawn.items()
@@ -280,12 +285,17 @@ def _moved(
     cov = jnp.einsum("kpm,kpn->pmn", centred, centred) / draws.shape[0]
     gap = fresh - mean
     between = gap[:, :, None] * gap[:, None, :]
-    old = jnp.einsum("pmi,pni->pmn", root, root)
+    raised = jnp.einsum("pmi,pni->pmn", root, root)
+    old = raised - _diagonal(raised) * _FLOOR / (1.0 + _FLOOR)
     cov = share * cov + (1.0 - share) * (old + share * between)
     # Draws on a line have no density at all; the floor keeps the factor finite.
-    floor = 1e-6 * jnp.trace(cov, axis1=-2, axis2=-1)[:, None, None] / cov.shape[-1]
-    eye = jnp.eye(cov.shape[-1], dtype=cov.dtype)[None]
-    return mean + share * gap, jnp.linalg.cholesky(cov + floor * eye)
+    raised = cov + _FLOOR * _diagonal(cov)
+    return mean + share * gap, jnp.linalg.cholesky(raised)
+
+
+def _diagonal(matrices):
+    """The matrices without what is off their diagonals."""
+    return matrices * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]
 
 
 def discriminator_loss(

@@ -70,7 +70,8 @@ class Moved(NamedTuple):
         values: Hyperparameters on their supports, by site.
         params: Values of the model's `numpyro.param`s.
         draws: The last draws of the other sites, on their supports, `(W, ...)`.
-        log_densities: At each round's draw, estimated on its minibatch, `(rounds,)`.
+        log_densities: At the draw that each round picked from the window, estimated on
+            its minibatch, `(rounds,)`.
     """
 
     values: dict
@@ -190,11 +191,12 @@ class _Problem:
 
     def start(self, key, params: dict) -> tuple[dict, dict]:
         """Where the point starts; `params` are used where they are given."""
+        key_params, key_sites = jr.split(key)
         with handlers.block():
-            trace = trace_model(self.model, self.args, self.kwargs, params, key)
+            trace = trace_model(self.model, self.args, self.kwargs, params, key_params)
         params = {name: trace[name]["value"] for name in self.transforms}
         found = initial_values(
-            self.model, self.structure, self.args, self.kwargs, key, params=params
+            self.model, self.structure, self.args, self.kwargs, key_sites, params=params
         )
         values = {name: found[name] for name in self.sites}
         free = {name: self.transforms[name].inv(x) for name, x in params.items()}

@@ -164,7 +164,8 @@ def fit_sghmc(
 def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -> Fit:
     """Move the hyperparameters, then sample everything else given them."""
     started = time.perf_counter()
-    checks.key(key)
+    numbers = (run.keywords[n] for n in ("num_warmup", "num_samples", "num_chains"))
+    _check_call(key, *numbers)
     if init is not None:
         raise ValueError(
             "`init` must be left out with `em`, whose chains start from its own draws. "
@@ -172,14 +173,20 @@ def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -
         )
     key_em, key_run = jr.split(key)
     whole = check_data(model, args, kwargs)
+    check_slopes(model, args, kwargs, "sghmc")
     batched = {**kwargs, "batch_size": run.keywords["batch_size"]}
     if batched["batch_size"] is None:
         batched = kwargs
     check_batched(model, args, batched, whole, batched.get("batch_size"))
     kernel = make_kernel(model, params=params)
-    moved = move_hyperparameters(
-        em, kernel, args, batched, key=key_em, progress=run.keywords["progress"]
-    )
+
+    def move(jitter):
+        with single_blas_thread():
+            return move_hyperparameters(
+                em, kernel, args, batched, key=key_em, progress=run.keywords["progress"]
+            )
+
+    moved = with_retry(move, model, args, batched, params)
     given = handlers.condition(model, data=moved.values)
     window = ChainPosterior({name: x[None] for name, x in moved.draws.items()})
     starts = Fit(given, args, kwargs, window, engine="sghmc", params=moved.params)
@@ -192,7 +199,8 @@ def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -
         model, args, kwargs, ChainPosterior({**draws, **fixed}),
         engine="sghmc", params=moved.params, jitter=fit.jitter,
         batch_size=fit.batch_size, seconds=time.perf_counter() - started,
-        info={**fit.info, "log_densities": moved.log_densities}, structure=whole,
+        info={**fit.info, "em": repr(em), "log_densities": moved.log_densities},
+        structure=whole,
     )  # fmt: skip
 
 
@@ -247,13 +255,7 @@ def _fit(
     params, init, progress, engine, batch_size=None,
 ):  # fmt: skip
     started = time.perf_counter()
-    checks.key(key)
-    for name, number, least in (
-        ("num_warmup", num_warmup, 0),
-        ("num_samples", num_samples, 1),
-        ("num_chains", num_chains, 1),
-    ):
-        checks.at_least(name, number, least)
+    _check_call(key, num_warmup, num_samples, num_chains)
     if init is not None:
         checks.instance("init", init, Fit, "such as an earlier fit of the model")
     whole = check_data(model, args, kwargs)
@@ -284,6 +286,13 @@ def _fit(
         seconds=time.perf_counter() - started, sample_stats=stats,
         info={"num_warmup": num_warmup}, structure=whole,
     )  # fmt: skip
+
+
+def _check_call(key, num_warmup, num_samples, num_chains) -> None:
+    checks.key(key)
+    checks.at_least("num_warmup", num_warmup, 0)
+    checks.at_least("num_samples", num_samples, 1)
+    checks.at_least("num_chains", num_chains, 1)
 
 
 _STATS = {

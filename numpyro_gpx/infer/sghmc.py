@@ -8,9 +8,12 @@ Underdamped Langevin dynamics of a model's target density,
 with a fresh minibatch, and fresh noise between layers, at every gradient. The masses
 are the second moments of the gradient, :math:`M_i = \mathbb E[g_i^2]`, found in warm-up
 and then frozen (Springenberg et al. 2016 use their square root). In these units the
-step size has no dimension: no coordinate moves faster than one radian in unit time, so
-that steps below 2 are stable, and the minibatch noise heats the chain by a factor of at
-most :math:`1 + h / 2\gamma`. With all rows the splitting is exact for a Gaussian; with
+step size has no dimension. A Gaussian of independent coordinates moves by one radian in
+unit time, so that steps below 2 are stable; where K coordinates are correlated, the
+limit is :math:`2 / \sqrt{\lambda}` for the largest eigenvalue of the Hessian in these
+units, at worst :math:`2 / \sqrt K`: gradients that grow in warm-up then raise the
+masses. The minibatch noise heats the chain by a factor of at most
+:math:`1 + h / 2\gamma`. With all rows the splitting is exact for a Gaussian; with
 minibatches the bias shrinks in proportion to the step size. (Taking the noise's
 variance off the injected noise, entry by entry, was tried and cools the directions that
 have little of it: standard deviations on GP regression fell to 0.75 of the truth where
@@ -65,7 +68,8 @@ class SGHMC(MCMCKernel):
 
     Args:
         model: A NumPyro function.
-        step_size: Step `h` in units of the fastest coordinate; stable below 2.
+        step_size: Step `h`; stable below 2 if coordinates are independent, below a
+            smaller limit if they are strongly correlated (module docstring).
         friction: Friction times unit time; larger damps more.
         num_steps: Gradient steps for each recorded draw.
         init_strategy: Where chains start (a NumPyro init strategy).

@@ -71,8 +71,9 @@ def fit_svi(
         kwargs: Further arguments of the model.
 
     Returns:
-        A fit; `fit.info` holds `losses`, one a step, and `seconds_per_step`; with
-        latent inputs also `elbo` and `elbo_standard_error`, of 1000 draws.
+        A fit; `fit.info` holds `losses`, one a step (with a temperature, in the first
+        half those of the tempered model), and `seconds_per_step`; with latent inputs
+        also `elbo` and `elbo_standard_error`, of 1000 draws.
     """
     checks.at_least("num_steps", num_steps, 1)
     check_temperature(temperature)
@@ -216,6 +217,8 @@ def _run_svi(problem, num_steps, temperature, tolerance, progress):
     params = jit_once(svi.get_params)(state)
     every = np.concatenate(losses)
     info = {"num_steps": len(every), "seconds_per_step": seconds_per_step}
+    if temperature > 1.0:
+        info["temperature"] = temperature  # losses of the first half are tempered
     return Result(params, every, key_draws, info)
 
 

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
+from numpyro_gpx.guides.networks import Network
 
 RNG = np.random.default_rng(31)
 N = 9
@@ -191,6 +192,56 @@ def test_a_gaussian_fit_is_a_starting_point():
     ours, theirs = fit.elbo(400), gaussian.elbo(400)
     error = np.hypot(ours.standard_error, theirs.standard_error)
     assert abs(ours.value - theirs.value) < 5.0 * error
+
+
+def test_path_gradients_vanish_where_the_guide_is_exact():
+    """For every draw; plain ones only on average."""
+
+    def model(y):
+        u = numpyro.sample("u", dist.Normal(0.3, 0.8))
+        numpyro.sample("y", dist.Normal(u, 0.5), obs=y)
+
+    precision = 1.0 / 0.64 + 1.0 / 0.25
+    exact = {
+        "theta_auto_loc": jnp.asarray([(0.3 / 0.64 + 0.7 / 0.25) / precision]),
+        "theta_auto_scale_tril": jnp.asarray([[precision**-0.5]]),
+    }
+
+    def slope(path_gradient):
+        guide = gpx.guides.Flow(model, num_blocks=0, path_gradient=path_gradient)
+        guide.setup(0.7)
+        rest = {
+            n: x
+            for n, x in shaken(guide, jr.key(0), 0.0, 0.7).items()
+            if n not in exact
+        }
+
+        def loss(params):
+            return gpx.infer.ELBO().loss(
+                jr.key(3), {**rest, **params}, model, guide, 0.7
+            )
+
+        return jax.jit(jax.grad(loss))(exact)["theta_auto_scale_tril"].item()
+
+    assert abs(slope(True)) < 1e-9
+    assert abs(slope(False)) > 0.1
+
+
+def test_locations_follow_the_inducing_inputs():
+    """At noise 0 and without blocks: the network of standardised `Z`, in its units."""
+    guide = gpx.guides.Flow(deep, theta="point", num_blocks=0, init_scale=0.3)
+    guide.setup(X, y)
+    params = shaken(guide, jr.key(7), 0.4, X, y)
+    silent = {"_auto_noise": jnp.zeros(10)}
+    found = handlers.substitute(handlers.seed(guide, 0), data={**params, **silent})(
+        X, y
+    )
+    Z = np.asarray(params["Z2"])
+    Z = (Z - Z.mean(0)) / Z.std(0)
+    network = Network(2, (16,), 2)
+    shift = network(params["f2_auto_base"], jnp.asarray(Z))[:, 0]
+    assert np.max(np.abs(shift)) > 0.1
+    assert_allclose(found["f2"], params["f2_auto_loc"] + 0.3 * shift, rtol=1e-9)
 
 
 def test_gradient_of_the_bound_agrees_with_finite_differences():

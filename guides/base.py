@@ -19,7 +19,12 @@ from numpyro.util import not_jax_tracer
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
 from numpyro_gpx.infer.structure import Structure, inspect_model
 
-__all__ = ["SiteGuide"]
+__all__ = ["INNER_SCALE", "SiteGuide"]
+
+# Inner layers of a deep GP start nearly deterministic, in units of the prior's spread,
+# so that the layers above see what the first one passes on (tutorial 4.4; Salimbeni &
+# Deisenroth 2017, section 4).
+INNER_SCALE = 1e-3
 
 # Draws behind the quantiles of guides that have no closed form for them.
 _QUANTILE_DRAWS = 1000

@@ -39,7 +39,7 @@ from numpyro_gpx.flows import (
     along_the_path,
     log_density,
 )
-from numpyro_gpx.guides.base import SiteGuide
+from numpyro_gpx.guides.base import INNER_SCALE, SiteGuide
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.networks import Network
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
@@ -49,9 +49,6 @@ __all__ = ["Flow"]
 
 # The layer of the hyperparameters; names its parameters, as in Gaussian guides.
 _THETA = "theta"
-# Spread of an inner layer of a deep GP at the start: almost deterministic, so that the
-# next layer sees its inputs (Salimbeni & Deisenroth 2017, section 4).
-_INNER_SCALE = 1e-3
 
 
 class Flow(SiteGuide):
@@ -343,7 +340,7 @@ class Flow(SiteGuide):
         if self.init_scale is not None:
             return self.init_scale
         inner = name != _THETA and self.structure.latents[name].inner
-        return _INNER_SCALE if inner else 0.1
+        return INNER_SCALE if inner else 0.1
 
     def _points(self, args, kwargs) -> dict:
         """Hyperparameters as points, registered."""

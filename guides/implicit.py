@@ -36,7 +36,7 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.guides.base import SiteGuide
+from numpyro_gpx.guides.base import INNER_SCALE, SiteGuide
 from numpyro_gpx.guides.discriminator import (
     Blocks,
     Discriminator,
@@ -50,8 +50,6 @@ from numpyro_gpx.infer.target import trace_model
 
 __all__ = ["Implicit"]
 
-# Standard deviation of inner layers at the start, in units of the prior's.
-_INNER_SCALE = 1e-3
 # Draws of the prior that tell how wide a site starts.
 _PRIOR_DRAWS = 500
 
@@ -353,7 +351,7 @@ class Implicit(SiteGuide):
         if scale is None:
             # So far from the prior a ratio to it could not be learnt.
             narrow = self.contrast == "gaussian" and site is not None and site.inner
-            scale = _INNER_SCALE if narrow else 1.0
+            scale = INNER_SCALE if narrow else 1.0
         if site is not None and site.whitened:
             return scale * jnp.broadcast_to(eye, (P, M, M))
         key_params, key_draws = jr.split(key)

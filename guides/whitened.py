@@ -7,15 +7,12 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
+from numpyro_gpx.guides.base import INNER_SCALE
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.infer.starts import init_to_prior_median
 
 __all__ = ["WhitenedGaussian"]
-
-# Inner layers of a deep GP start nearly deterministic, so that the layers above see
-# what the first one passes on (tutorial 4.4; Salimbeni & Deisenroth 2017).
-_INNER_SCALE = 1e-3
 
 
 class WhitenedGaussian(GaussianGuide):
@@ -53,7 +50,7 @@ class WhitenedGaussian(GaussianGuide):
 
     def belief(self, name, theta, args, kwargs):
         site = self.structure.latents[name]
-        start = _INNER_SCALE if site.inner else 1.0
+        start = INNER_SCALE if site.inner else 1.0
         loc = numpyro.param(
             f"{name}_{self.prefix}_loc", jnp.zeros(site.shape, site.dtype)
         )

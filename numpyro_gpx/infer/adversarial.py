@@ -12,7 +12,6 @@ ratio of the draws to the contrast, the second takes it for the truth.
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 from typing import Any
 
@@ -28,15 +27,12 @@ from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.game import Moves, Rules, discriminator_loss
 from numpyro_gpx.infer.problem import Result, VariationalProblem, jit_once
-from numpyro_gpx.infer.progress import run_blocks
-from numpyro_gpx.infer.retry import NotFinite
+from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.structure import arrays_and_rest
 from numpyro_gpx.infer.tempering import check_temperature
 
 __all__ = ["fit_implicit", "judge"]
 
-# Rounds between looks at the losses.
-_BLOCK = 100
 # Fresh draws that the discriminator is judged on after training.
 _JUDGED_DRAWS = 2048
 # Rounds after the last in which only the discriminator moves: its best response, for
@@ -170,49 +166,36 @@ def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
 
     key_init, key_rounds, key_last, key_settle = jr.split(game.key, 4)
     state = initialise(key_init, dynamic, game.start)
-    losses: list[np.ndarray] = []
-    times: list[float] = []
-    dtype = game.svi.guide.dtype
+    record = Record("generator's loss", "discriminator's loss")
+    empty = jnp.zeros((BLOCK, 2), game.svi.guide.dtype)
 
     def step_block(state, number):
-        offset = sum(len(x) for x in losses)
-        before = time.perf_counter()
-        carry = (state, jnp.zeros((_BLOCK, 2), dtype))
-        state, latest = block(carry, number, offset, True, key_rounds, dynamic)
-        latest = np.asarray(latest)[:number]
-        losses.append(latest)
-        times.append((time.perf_counter() - before) / number)
-        if not np.all(np.isfinite(latest)):
-            bad = int(np.argmin(np.isfinite(latest).all(axis=1)))
-            raise NotFinite(
-                f"The losses of the generator and the discriminator became "
-                f"{latest[bad][0]} and {latest[bad][1]} at step {offset + bad}."
-            )
+        carry = (state, jnp.copy(empty))
+        state, latest = record.block(
+            lambda first: block(carry, number, first, True, key_rounds, dynamic), number
+        )
         second, first = latest.mean(axis=0)
         return state, f"loss {second:.5g}, discriminator {first:.4f}"
 
     state = run_blocks(
-        step_block, state, rules.num_rounds,
-        block=_BLOCK, progress=progress, label="implicit",
-    )  # fmt: skip
+        step_block, state, rules.num_rounds, progress=progress, label="implicit"
+    )
     if game.svi.guide.contrast == "gaussian":
         state = settle(state, key_settle, dynamic)
-    carry = (state, jnp.zeros((_BLOCK, 2), dtype))
+    carry = (state, jnp.copy(empty))
     state, _ = block(carry, _LAST_ROUNDS, rules.num_rounds, False, key_rounds, dynamic)
     params, draws, logits, key_draws = look(state, key_last, dynamic)
-    both = np.concatenate(losses)
     info: dict[str, Any] = {
         "temperature": rules.temperature,
-        "discriminator_losses": both[:, 1],
+        "discriminator_losses": record.values[:, 1],
         "discriminator_accuracy": judge(
             *map(_flat, draws), *map(np.asarray, logits), game.svi.guide.contrast
         ),
         "elbo_kind": "estimate: its divergence is the discriminator's guess",
-        "num_steps": len(both),
-        # The first block compiles.
-        "seconds_per_step": float(np.median(times[1:] or times)),
+        "num_steps": record.num_steps,
+        "seconds_per_step": record.seconds_per_step,
     }
-    return Result(params, both[:, 0], key_draws, info)
+    return Result(params, record.values[:, 0], key_draws, info)
 
 
 def _flat(draws: dict) -> np.ndarray:

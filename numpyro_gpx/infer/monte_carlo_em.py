@@ -26,17 +26,13 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_gpx import checks
-from numpyro_gpx.infer.progress import run_blocks
-from numpyro_gpx.infer.retry import NotFinite
+from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.infer.starts import initial_values
 from numpyro_gpx.infer.structure import abstract_trace, arrays_and_rest, inspect_model
 from numpyro_gpx.infer.target import Target, draw_batch, trace_model
 
 __all__ = ["MonteCarloEM", "Moved", "move_hyperparameters"]
-
-# Rounds between updates of the progress bar.
-_BLOCK = 100
 
 
 class MonteCarloEM(eqx.Module):
@@ -121,25 +117,23 @@ def move_hyperparameters(
             )
             return carry, kept.at[i].set(value)
 
-        kept = jnp.zeros(_BLOCK, flat.dtype)
+        kept = jnp.zeros(BLOCK, flat.dtype)
         return jax.lax.fori_loop(0, number, one, (carry, kept))
 
-    values: list[np.ndarray] = []
+    record = Record("log density")
 
     def step_block(carry, number):
-        first = sum(len(x) for x in values)
-        carry, latest = block(carry, first, number, dynamic)
-        values.append(np.asarray(latest)[:number])
-        if not np.all(np.isfinite(values[-1])):
-            raise NotFinite(f"The log density is not finite after {first} rounds.")
-        return carry, f"log density {values[-1].mean():.5g}"
+        carry, latest = record.block(
+            lambda first: block(carry, first, number, dynamic), number
+        )
+        return carry, f"log density {latest.mean():.5g}"
 
     _, point, _, window = run_blocks(
-        step_block, carry, em.num_rounds, block=_BLOCK, progress=progress, label="em"
+        step_block, carry, em.num_rounds, progress=progress, label="em"
     )
     kept = jax.vmap(unravel)(window[: em.num_rounds])
     draws = jax.vmap(target.constrain)(kept)
-    return Moved(*problem.on_supports(point), draws, np.concatenate(values))
+    return Moved(*problem.on_supports(point), draws, record.values)
 
 
 def _round(em, sampler, problem, optimiser, unravel, number, carry, key):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 
 import equinox as eqx
 import jax
@@ -19,16 +18,13 @@ from numpyro_gpx import checks
 from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.elbo import ELBO, Loss
 from numpyro_gpx.infer.problem import Result, VariationalProblem, jit_once
-from numpyro_gpx.infer.progress import run_blocks
+from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.infer.structure import arrays_and_rest
 from numpyro_gpx.infer.target import draw_batch
 from numpyro_gpx.infer.tempering import check_temperature, tempered
 
 __all__ = ["fit_lbfgs", "fit_svi"]
-
-# Steps between looks at the losses.
-_BLOCK = 100
 
 
 def fit_svi(
@@ -188,38 +184,29 @@ def _run_svi(problem, num_steps, temperature, tolerance, progress):
         return jax.lax.fori_loop(0, number, step, carry)
 
     state, key_steps, key_draws = initialise(problem.key, dynamic, problem.start)
-    empty = np.zeros(_BLOCK)
-    losses: list[np.ndarray] = []
-    times: list[float] = []
+    record = Record("loss")
     stop = _Stopper(tolerance)
 
     def step_block(state, number):
-        offset = sum(len(x) for x in losses)
-        before = time.perf_counter()
-        carry = (state, jnp.asarray(empty))
-        state, latest = block(carry, number, offset, key_steps, dynamic)
-        latest = np.asarray(latest)[:number]
-        losses.append(latest)
-        times.append((time.perf_counter() - before) / number)
-        if not np.all(np.isfinite(latest)):
-            bad = offset + int(np.argmin(np.isfinite(latest)))
-            raise NotFinite(f"The loss became {latest[bad - offset]} at step {bad}.")
+        carry = (state, jnp.zeros(BLOCK))
+        first = record.num_steps
+        state, latest = record.block(
+            lambda first: block(carry, number, first, key_steps, dynamic), number
+        )
         mean = float(latest.mean())
         # While the model cools down, its loss changes whatever the guide does.
-        cold = temperature == 1.0 or 2 * offset >= num_steps
+        cold = temperature == 1.0 or 2 * first >= num_steps
         return state, None if cold and stop(mean) else f"loss {mean:.5g}"
 
-    state = run_blocks(
-        step_block, state, num_steps, block=_BLOCK, progress=progress, label="svi"
-    )
-    # The first block compiles.
-    seconds_per_step = float(np.median(times[1:] or times))
+    state = run_blocks(step_block, state, num_steps, progress=progress, label="svi")
     params = jit_once(svi.get_params)(state)
-    every = np.concatenate(losses)
-    info = {"num_steps": len(every), "seconds_per_step": seconds_per_step}
+    info = {
+        "num_steps": record.num_steps,
+        "seconds_per_step": record.seconds_per_step,
+    }
     if temperature > 1.0:
         info["temperature"] = temperature  # losses of the first half are tempered
-    return Result(params, every, key_draws, info)
+    return Result(params, record.values, key_draws, info)
 
 
 def _run_lbfgs(problem, max_steps, progress):

@@ -54,7 +54,8 @@ def deep_gp(
             or one for each; RBF with one lengthscale a column if left out.
         mean: Mean functions of the layers, or functions that make them
             (`models.priors.convolution`); if left out, inner layers pass their inputs
-            on (`gpx.means.skip`) and the last one has mean 0.
+            on (`gpx.means.skip` of `Z`; `mean=(gpx.means.skip(X, width), ...)` takes
+            the directions of the data) and the last one has mean 0.
         likelihood: A likelihood, or a function that draws one; Gaussian noise with a
             half-normal prior if left out.
         num_latents: Latent columns of the first layer, or of each layer.

@@ -176,8 +176,9 @@ class Convolution(Mean):
 def skip(X: ArrayLike, width: int) -> Mean:
     """How inputs pass by a layer of `width` outputs.
 
-    The inputs themselves if the layer has as many outputs as inputs; their principal
-    components if it has fewer; inputs and zeros if it has more.
+    The inputs themselves if the layer has as many outputs as inputs; their projections
+    on the leading right singular vectors of `X`, which is not centred, if it has fewer;
+    inputs and zeros if it has more.
 
     Args:
         X: Inputs of the layer, `(N, D)`, to find the components of.

@@ -90,10 +90,11 @@ def main():
         ax.set_xlabel("x")
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("y, and draws")
-    figure.savefig(FOLDER / f"{NAME}.png", dpi=110)
+    figure.savefig(FOLDER.parents[1] / "docs" / f"{NAME}.png", dpi=110)
     header = ["model", "test log density a row", "standard error", "seconds"]
     text = (
-        "# The letters (tutorial figure 7)\n\nSettings: `benchmarks/deep_letters.py`, "
+        "# The letters (tutorial figure 7)\n\nFigure: `docs/deep_letters.png`. "
+        "Settings: `benchmarks/deep_letters.py`, "
         f"{options.steps} steps.\n\n" + markdown_table(header, rows)
     )
     write(NAME, {"rows": rows, "steps": options.steps}, text)

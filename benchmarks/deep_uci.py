@@ -132,6 +132,7 @@ def draw(rows, path):
         ax.set_yticks(-np.arange(len(labels)), labels)
         ax.set(title=name, xlabel="test log-likelihood")
         ax.grid(axis="x", alpha=0.3)
+        ax.locator_params(axis="x", nbins=4)
     figure.savefig(path, dpi=110)
 
 

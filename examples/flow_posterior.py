@@ -5,7 +5,7 @@
 Observations are `f(x)^2` with noise, so that `f` and `-f` are equally likely. A
 Gaussian settles on one of them, and so does a chain of NUTS. A flow that is trained
 slowly, while the model cools down, holds both, in shares that differ from one half
-(`benchmarks/flow_modes.py`). It takes a minute.
+(`benchmarks/flow_modes.py`). It takes some minutes.
 """
 
 from __future__ import annotations

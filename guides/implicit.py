@@ -93,8 +93,12 @@ class Implicit(SiteGuide):
         checks.one_of("theta", theta, ("point", "joint"))
         checks.one_of("contrast", contrast, ("gaussian", "prior"))
         checks.at_least("noise_dim", noise_dim, 0)
-        for width in (*widths, *discriminator_widths):
-            checks.at_least("widths", width, 1)
+        for name, each in (
+            ("widths", widths), ("discriminator_widths", discriminator_widths)
+        ):  # fmt: skip
+            checks.sequence(name, each)
+            for width in each:
+                checks.at_least(f"{name} (each)", width, 1)
         if init_scale is not None and not init_scale > 0.0:
             raise ValueError(f"`init_scale` must be positive; got {init_scale!r}.")
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)

@@ -71,6 +71,7 @@ def deep_gp(
         (2019); tutorial 2.5, 4.4-4.6.
     """
     likelihood = gaussian_noise if likelihood is None else likelihood
+    checks.sequence("widths", widths)
     layers = _layers(Z, tuple(widths), num_outputs, kernel, mean, num_latents)
     width = layers[0].Z.shape[1] - layers[0].num_latents
 
@@ -122,7 +123,7 @@ def _gp(name, layer: _Layer, parameter, learn_inducing):
 def _layers(Z, widths, num_outputs, kernel, mean, num_latents) -> list[_Layer]:
     """All layers, with what was left out filled in."""
     for width in widths:
-        checks.at_least("widths", width, 1)
+        checks.at_least("widths (each)", width, 1)
     depth = len(widths) + 1
     every = isinstance(Z, Sequence) and np.ndim(Z[0]) == 2
     Zs = _one_each("Z", Z, depth) if every else [Z] + [None] * (depth - 1)

@@ -22,6 +22,7 @@ __all__ = [
     "latents",
     "matrix",
     "one_of",
+    "sequence",
     "rowwise",
     "site_value",
     "targets",
@@ -72,6 +73,12 @@ def one_of(name: str, value, allowed: tuple) -> None:
         raise ValueError(f"`{name}` must be one of {allowed}; got {value!r}.")
 
 
+def sequence(name: str, value) -> None:
+    """Raise if `value` is a single number."""
+    if np.ndim(value) == 0:
+        raise TypeError(f"`{name}` must be a sequence, `({value},)`; got {value!r}.")
+
+
 def _described(value) -> str:
     if hasattr(value, "shape"):
         return f"an array of shape {tuple(value.shape)}"
@@ -116,8 +123,11 @@ def finite(name: str, value, *, hint: str = "Drop or impute these rows.") -> Non
 def instance(name: str, value, kind: type, hint: str) -> None:
     """Raise if `value` is not a `kind`."""
     if not isinstance(value, kind):
+        a = "an" if kind.__name__[0] in "AEIOU" else "a"
+        got = f"the class {value.__name__}" if isinstance(value, type) else None
         raise TypeError(
-            f"`{name}` must be a {kind.__name__}, {hint}; got {type(value).__name__}."
+            f"`{name}` must be {a} {kind.__name__}, {hint}; got "
+            f"{got or type(value).__name__}."
         )
 
 

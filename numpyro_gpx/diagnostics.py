@@ -67,7 +67,8 @@ def to_arviz(
 
     Returns:
         Groups posterior, posterior_predictive, log_likelihood,
-        expected_log_likelihood, sample_stats, observed_data.
+        expected_log_likelihood, sample_stats, observed_data; of a model without data,
+        the posterior alone.
     """
     import arviz as az
     import xarray as xr
@@ -80,16 +81,17 @@ def to_arviz(
         groups["sample_stats"] = stats
     names = fit.structure.observed
     observed = observed_values(fit.model, fit.args, fit.kwargs)
-    groups["observed_data"] = {name: observed[name] for name in names}
+    if names:
+        groups["observed_data"] = {name: observed[name] for name in names}
     expected = {}
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
-    if log_likelihood:
+    if log_likelihood and names:
         groups["log_likelihood"] = {}
         for name in names:
             rows = _observed_rows(_pointwise(fit, flat, name))
             groups["log_likelihood"][name] = rows.log_likelihood.reshape(*shape, -1)
             expected[name] = rows.expected_log_likelihood.reshape(*shape, -1)
-    if posterior_predictive:
+    if posterior_predictive and names:
         groups["posterior_predictive"] = _predictive_draws(fit, flat, shape)
     with warnings.catch_warnings():
         # Dimensions without coordinates, and draws more than chains: as intended.
@@ -137,7 +139,8 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
     if fit.structure.noise:
         raise ValueError(
             "`loo` needs a density of each row; the model draws noise at "
-            f"{sorted(fit.structure.noise)}, over which it would have to be averaged."
+            f"{sorted(fit.structure.noise)}, over which it would have to be averaged. "
+            "Compare fits by `fit.predict(X_test).log_prob(y_test)`."
         )
     with single_blas_thread():
         draws, log_q = fit.posterior.weighed(num_draws)

@@ -411,6 +411,11 @@ class Fit:
         names = self.structure.observed
         if site is None and len(names) == 1:
             return names[0]
+        if not names:
+            raise ValueError(
+                "The model observes no data that could be predicted or scored; use "
+                "`fit.draws()`."
+            )
         if site not in names:
             raise ValueError(
                 f"`site` must be one of the observed sites {list(names)}; got {site!r}."

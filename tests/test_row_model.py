@@ -45,6 +45,16 @@ def test_the_density_is_the_prior_times_that_of_the_seen_entries(fit, log_densit
     assert_allclose(log_density(jnp.asarray(h)), expected, rtol=1e-8)
 
 
+def test_its_fits_go_to_arviz_and_say_that_they_score_nothing(fit):
+    """Factors are no data."""
+    model = gpx.row_model(fit, NEW)
+    guide = gpx.guides.Flow(model, num_blocks=0)
+    found = gpx.fit_svi(model, guide, key=jr.key(0), num_steps=2, progress=False)
+    assert found.to_arviz().groups() == ["posterior"]
+    with pytest.raises(ValueError, match="observes no data"):
+        gpx.loo(found)
+
+
 @pytest.mark.slow
 def test_a_flow_finds_its_moments(fit, log_density):
     """Two modes, of `h` and about `-h`; moments by quadrature."""

@@ -619,7 +619,7 @@ def test_bad_inducing_variables_are_refused_in_words():
         Points(jnp.arange(4)[:, None])
     with pytest.raises(ValueError, match="`X` must be finite; got NaN or infinity"):
         Data(jnp.asarray([[0.3], [np.nan]]))
-    words = "`inducing` must be a Inducing, such as gpx.inducing.Points.Z.; got"
+    words = "`inducing` must be an Inducing, such as gpx.inducing.Points.Z.; got"
     refuse(TypeError, words, lambda: gpx.gp("f", KERNEL, inducing=Z))
 
 

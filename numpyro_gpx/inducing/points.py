@@ -84,7 +84,10 @@ def _check_inputs(name, Z):
             f"inputs pass `{name}[:, None]`."
         )
     if not jnp.issubdtype(Z.dtype, jnp.floating):
-        raise ValueError(f"`{name}` must be floating point; got {Z.dtype}.")
+        raise ValueError(
+            f"`{name}` must be floating point; got {Z.dtype}. Pass "
+            f"`{name}.astype(float)`."
+        )
     if not_jax_tracer(Z) and not np.all(np.isfinite(Z)):
         raise ValueError(f"`{name}` must be finite; got NaN or infinity.")
 

@@ -104,6 +104,7 @@ def fit_implicit(
     """
     from numpyro_gpx.guides.implicit import Implicit
 
+    checks.guide(guide)
     checks.instance("guide", guide, Implicit, "as in `gpx.guides.Implicit(model)`")
     counts = {
         "num_steps": num_steps, "num_particles": num_particles,
@@ -189,7 +190,9 @@ def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
         "temperature": rules.temperature,
         "discriminator_losses": record.values[:, 1],
         "discriminator_accuracy": judge(
-            *map(_flat, draws), *map(np.asarray, logits), game.svi.guide.contrast
+            *map(_flat, draws),
+            *map(np.asarray, logits),
+            kind=game.svi.guide.contrast,
         ),
         "elbo_kind": "estimate: its divergence is the discriminator's guess",
         "num_steps": record.num_steps,
@@ -204,7 +207,7 @@ def _flat(draws: dict) -> np.ndarray:
     )
 
 
-def judge(guide, contrast, logits_guide, logits_contrast, kind: str) -> float:
+def judge(guide, contrast, logits_guide, logits_contrast, *, kind: str) -> float:
     """The discriminator's accuracy on fresh draws; warns if it has collapsed.
 
     Args:

@@ -182,6 +182,11 @@ class _Problem:
             raise ValueError(
                 "`em` moves hyperparameters and `numpyro.param`s; the model has none."
             )
+        if len(self.sites) == len(self.structure.latents):
+            raise ValueError(
+                "`em` moves hyperparameters while SGHMC samples the GPs; the model has "
+                f"none of these, only {self.sites}. Leave `em` out."
+            )
 
     def start(self, key, params: dict) -> tuple[dict, dict]:
         """Where the point starts; `params` are used where they are given."""

@@ -64,6 +64,11 @@ class VariationalProblem:
         self.started = time.perf_counter()
         checks.key(key)
         checks.guide(guide)
+        if isinstance(loss, type):
+            raise TypeError(
+                f"`loss` must be a loss; got the class {loss.__name__}. Make one: "
+                f"`{loss.__name__}(...)`."
+            )
         self.key = key
         if init is not None:
             checks.instance("init", init, Fit, "such as an earlier fit of the model")

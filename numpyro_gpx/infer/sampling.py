@@ -65,7 +65,7 @@ def fit_nuts(
         dense_mass: Whether to adapt a full mass matrix.
         max_tree_depth: Longest trajectory is `2**max_tree_depth` steps.
         noise_sets: For models with noise between layers (`gpx.propagate`): average the
-            density over so many fixed quasi-random noise sets (target A of the design);
+            density over so many fixed quasi-random noise sets (target A of the README);
             `None` samples the noise along with everything else (target B).
         params: Values of `numpyro.param`s: a variational fit or a dict.
         init: Start chains from draws of another fit.
@@ -139,7 +139,7 @@ def fit_sghmc(
             (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
             hyperparameters as well.
         params: Values of `numpyro.param`s: a variational fit or a dict.
-        init: Start chains from draws of another fit.
+        init: Start chains from draws of another fit; not with `em`.
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
@@ -152,6 +152,8 @@ def fit_sghmc(
         fit_mcmc, batch_size=batch_size, num_warmup=num_warmup,
         num_samples=num_samples, num_chains=num_chains, progress=progress,
     )  # fmt: skip
+    if em is not None:
+        checks.instance("em", em, MonteCarloEM, "such as `gpx.infer.MonteCarloEM()`")
     if em is None:
         kernel = make_kernel(model, params=params)
         fit = run(kernel, *args, key=key, init=init, **kwargs)
@@ -343,7 +345,7 @@ def _chain_starts(key, init, structure, num_chains):
         return None
     draws = init.draws(1000)
     length = next(iter(draws.values())).shape[0]
-    index = jr.choice(key, length, (num_chains,), replace=False)
+    index = jr.choice(key, length, (num_chains,), replace=num_chains > length)
     shapes = {name: site.shape for name, site in structure.latents.items()}
     missing = sorted(
         n for n in shapes if n not in draws or draws[n].shape[1:] != shapes[n]

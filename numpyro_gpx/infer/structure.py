@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import Unit, biject_to
 from numpyro.distributions.transforms import IdentityTransform, IndependentTransform
 
 from numpyro_gpx.distributions import ExactRegression, ExpectedLikelihood
@@ -202,12 +202,14 @@ def _targets(trace) -> list[str]:
     """Observed sites that hold data: made here, or inside a plate.
 
     Others, such as hyperparameters fixed by `handlers.condition`, count only if there
-    is nothing else.
+    is nothing else; a `numpyro.factor` never does.
     """
     observed = {
         name: site
         for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"]
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and not isinstance(site["fn"], Unit)
     }
     data = [
         name

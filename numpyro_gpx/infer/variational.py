@@ -56,9 +56,10 @@ def fit_svi(
         loss: The bound: `gpx.infer.ELBO()` if left out, or
             `gpx.infer.ImportanceWeighted(10)` for latent inputs.
         temperature: The log joint density is divided by this at the start; it falls
-            geometrically to 1 over the first half of the steps. Above 1 (50, say), with
-            a wide start (`init_scale=`), a guide that can hold several modes spreads
-            over them before it narrows. For guides that draw all sites, such as `Flow`.
+            geometrically to 1 over the first half of the steps. Above 1 (200, say),
+            with a wide start and a small learning rate (`gpx.guides.Flow` says how), a
+            guide that can hold several modes spreads over them before it narrows. For
+            guides that draw all sites.
         tolerance: Stop when the mean loss of 100 steps has not fallen by this much for
             five looks in a row, at a temperature of 1; `None` never stops early.
         init: Start from another fit: its parameters where the names and shapes agree,
@@ -124,10 +125,11 @@ def fit_lbfgs(
     )  # fmt: skip
     structure = problem.structure
     if structure.plates or structure.noise:
+        does = {"subsamples": structure.plates, "draws noise at": structure.noise}
+        found = [f"{verb} {sorted(names)}" for verb, names in does.items() if names]
         raise ValueError(
-            "`fit_lbfgs` needs a deterministic bound; the model subsamples "
-            f"{sorted(structure.plates)} and draws noise at {sorted(structure.noise)}. "
-            "Use `fit_svi`."
+            "`fit_lbfgs` needs a deterministic bound; the model "
+            f"{' and '.join(found)}. Use `fit_svi`."
         )
     if not problem.posterior({}, key, None).deterministic_objective():
         raise ValueError(

@@ -563,23 +563,23 @@ def fake(overlap):
 def test_a_discriminator_that_tells_everything_apart_warns():
     a, b = fake(1.0)
     with pytest.warns(UserWarning, match="hardly overlap"):
-        accuracy = judge(a, b, np.full(2000, 9.0), np.full(2000, -9.0), "prior")
+        accuracy = judge(a, b, np.full(2000, 9.0), np.full(2000, -9.0), kind="prior")
     assert accuracy == 1.0
 
 
 def test_a_constant_discriminator_warns_only_if_draws_differ():
     constant = 1e-3 * np.random.default_rng(1).normal(size=(2, 2000))
     with pytest.warns(UserWarning, match="discriminator has collapsed"):
-        judge(*fake(0.0), *constant, "prior")
+        judge(*fake(0.0), *constant, kind="prior")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         accuracy = judge(
-            *fake(1.0), *constant, "prior"
+            *fake(1.0), *constant, kind="prior"
         )  # alike: nothing to be told apart
         assert abs(accuracy - 0.5) < 0.03
         a, b = fake(0.0)
         # The true ratio of the shifted coordinate.
-        judge(a, b, 0.5 + a[:, 1], 0.5 + b[:, 1], "prior")
+        judge(a, b, 0.5 + a[:, 1], 0.5 + b[:, 1], kind="prior")
 
 
 def test_a_fit_without_discriminator_steps_to_speak_of_warns():
@@ -598,13 +598,13 @@ def test_words_for_what_a_user_can_get_wrong():
         gpx.guides.Implicit(regression, contrast="posterior")
     with pytest.raises(ValueError, match="`noise_dim` must be a whole number"):
         gpx.guides.Implicit(regression, noise_dim=-1)
-    with pytest.raises(ValueError, match="`widths` must be a whole number"):
+    with pytest.raises(ValueError, match=r"`widths \(each\)` must be a whole number"):
         gpx.guides.Implicit(regression, widths=(0,))
     with pytest.raises(ValueError, match="`init_scale` must be positive"):
         gpx.guides.Implicit(regression, init_scale=0.0)
     with pytest.raises(ValueError, match="Pass `theta='joint'`"):
         quick(plain, jnp.zeros(5))
-    with pytest.raises(TypeError, match="`guide` must be a Implicit"):
+    with pytest.raises(TypeError, match="`guide` must be an Implicit"):
         quick(regression, X, y, guide=gpx.guides.WhitenedGaussian(regression))
     with pytest.raises(ValueError, match="`discriminator_steps` must be a whole"):
         quick(regression, X, y, discriminator_steps=0)

@@ -103,6 +103,9 @@ def test_what_cannot_be_moved_is_named():
         gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, **settings)
     with pytest.raises(ValueError, match="the model has none"):
         gpx.fit_sghmc(fixed, X, y, key=jr.key(0), em=em, **SETTINGS)
+    with pytest.raises(TypeError, match="must be a MonteCarloEM, .*got the class"):
+        em = gpx.infer.MonteCarloEM
+        gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, **SETTINGS)
     with pytest.raises(ValueError, match="`window` must be a whole number"):
         gpx.infer.MonteCarloEM(window=0)
     with pytest.raises(ValueError, match="`learning_rate` must be positive; got -1"):

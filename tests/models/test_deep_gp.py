@@ -432,7 +432,7 @@ def test_images_pass_through_learnt_convolutions():
     ("arguments", "message"),
     [
         ({"widths": (2,), "kernel": [rbf()] * 3}, "one for each of the 2 layers"),
-        ({"widths": (0,)}, "`widths` must be a whole number, at least 1"),
+        ({"widths": (0,)}, r"`widths \(each\)` must be a whole number, at least 1"),
         ({"widths": (2,), "num_latents": (1, -1)}, "`num_latents`"),
     ],
 )

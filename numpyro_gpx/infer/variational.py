@@ -125,8 +125,11 @@ def fit_lbfgs(
     )  # fmt: skip
     structure = problem.structure
     if structure.plates or structure.noise:
-        does = {"subsamples": structure.plates, "draws noise at": structure.noise}
-        found = [f"{verb} {sorted(names)}" for verb, names in does.items() if names]
+        does = {
+            "subsamples": sorted(structure.plates),
+            "draws noise at": sorted(structure.noise),
+        }
+        found = [f"{verb} {names}" for verb, names in does.items() if names]
         raise ValueError(
             "`fit_lbfgs` needs a deterministic bound; the model "
             f"{' and '.join(found)}. Use `fit_svi`."

@@ -20,8 +20,9 @@ export OPENBLAS_NUM_THREADS := 1
 # its entries atomically: a worker that reads a half-written one warns, and warnings
 # are errors here.
 
-# A file's tests stay on one worker, with what they compile and their fixtures.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+# A file's tests stay on one worker, with what they compile and their fixtures; the
+# order of the files is that of tests/conftest.py, the slowest first.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench lint types clean

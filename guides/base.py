@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import warnings
 from typing import Any
 
 import jax
@@ -102,6 +103,15 @@ class SiteGuide(AutoGuide):
     def adopt(self, structure: Structure, args: tuple, kwargs: dict) -> None:
         """Take these sites for the model's; raise if the guide cannot serve them."""
         self._structure = structure
+        if getattr(self, "theta", None) == "point" and structure.row_sites:
+            warnings.warn(
+                f"Latent inputs {list(structure.row_sites)} of the rows become points "
+                f"under {type(self).__name__} with `theta='point'`, and `fit.elbo()` "
+                "is then no bound. Wrap a Gaussian guide, "
+                "`gpx.guides.UnscentedLatent(gpx.guides.WhitenedGaussian(model))`, or "
+                "draw all sites: `theta='full'`, `gpx.guides.Flow(model)`.",
+                stacklevel=5,
+            )
         leaves = jax.tree.leaves((args, kwargs))
         if all(not_jax_tracer(leaf) for leaf in leaves):
             self._arguments = (args, kwargs)

@@ -29,6 +29,25 @@ install_import_hook(
 )
 
 
+# Few tests, but long ones: last, they would leave the other worker idle.
+LONG_FILES = (
+    "test_implicit.py",
+    "test_readme.py",
+    "test_flow.py",
+    "test_deep_gp.py",
+    "test_examples.py",
+    "test_demo.py",
+    "test_gplvm.py",
+    "test_diagnostics.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first."""
+    rank = {name: i for i, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
 @pytest.fixture(autouse=True)
 def explicit_ranks(request):
     """Make `(N,) - (N, 1)` an error in tests of array code."""

@@ -1,5 +1,7 @@
 """Comparisons on draws whose moments, distances and scores are known."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,6 +12,7 @@ from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
 from numpyro_gpx.comparison import Comparison
+from numpyro_gpx.comparison.notes import _bound_notes
 from numpyro_gpx.infer.posteriors import ChainPosterior
 
 Z = np.array([[-1.0], [0.2], [1.1]])
@@ -304,3 +307,19 @@ def test_a_comparison_is_what_compare_returns(result):
     assert isinstance(result, Comparison)
     assert list(result.fits.index) == ["svi", "sghmc", "nuts"]
     assert result.num_rows == 5
+
+
+def test_bounds_that_are_not_comparable_are_named():
+    """Points beside draws, and a discriminator's guess."""
+
+    def fit(info=None, is_mcmc=False):
+        structure = SimpleNamespace(hyperparameters=("noise",))
+        return SimpleNamespace(structure=structure, is_mcmc=is_mcmc, info=info or {})
+
+    fits = {"a": fit(), "b": fit({"elbo_kind": "estimate"}), "c": fit(is_mcmc=True)}
+    drawn = {"noise": {"noise": np.array([[0.3, 0.4]])}}
+    point = {"noise": {"noise": np.full((1, 2), 0.3)}}
+    notes = _bound_notes(fits, {"a": point, "b": drawn, "c": drawn})
+    assert "points in some fits only (a: point, b: drawn)" in notes[0]
+    assert "The bound of b is an estimate" in notes[1]
+    assert _bound_notes({"a": fits["a"]}, {"a": point}) == []

@@ -76,7 +76,36 @@ def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
             f"L-BFGS stopped before it converged: {', '.join(unfinished)}; raise "
             "`max_steps`."
         )
-    return tuple(notes + _mixing_notes(fits, sites))
+    return tuple(notes + _bound_notes(fits, entries) + _mixing_notes(fits, sites))
+
+
+def _bound_notes(fits, entries):
+    """On bounds that cannot be laid side by side."""
+    notes = []
+    points = {
+        name: _has_points(fit.structure.hyperparameters, entries[name])
+        for name, fit in fits.items()
+        if fit.structure.hyperparameters and not fit.is_mcmc
+    }
+    if len(set(points.values())) > 1:
+        listed = _listed({n: "point" if p else "drawn" for n, p in points.items()})
+        notes.append(
+            f"Hyperparameters are points in some fits only ({listed}): their bounds "
+            "leave out what the others pay for being uncertain, and are not comparable."
+        )
+    guessed = [name for name, fit in fits.items() if "elbo_kind" in fit.info]
+    if guessed:
+        notes.append(
+            f"The bound of {', '.join(guessed)} is an estimate, in which a "
+            "discriminator's guess stands for the divergence; its standard error does "
+            "not cover that."
+        )
+    return notes
+
+
+def _has_points(names, entries) -> bool:
+    draws = (x for name in names for x in entries.get(name, {}).values())
+    return all(np.ptp(x) <= 1e-6 * np.max(np.abs(x)) for x in draws)
 
 
 def _mixing_notes(fits, sites):

@@ -511,3 +511,10 @@ def test_samplers_find_the_target_that_they_say():
         )
         truth = targets[name[-1]]
         assert np.all(np.abs(found - truth) < 0.1 * truth[:, 1:]), (name, found, truth)
+
+
+def test_latent_inputs_that_would_become_points_are_named():
+    X, y = data()
+    model = gpx.models.deep_gp(X[:3], num_latents=1)
+    with pytest.warns(UserWarning, match=r"Latent inputs \['h1'\] .* no bound"):
+        gpx.guides.WhitenedGaussian(model).setup(X, y)

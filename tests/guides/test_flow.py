@@ -244,6 +244,7 @@ def test_locations_follow_the_inducing_inputs():
     assert_allclose(found["f2"], params["f2_auto_loc"] + 0.3 * shift, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradient_of_the_bound_agrees_with_finite_differences():
     guide = gpx.guides.Flow(classifier, hidden=4, num_bins=3)
     guide.setup(X, labels)

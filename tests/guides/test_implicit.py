@@ -118,6 +118,7 @@ def parameters(guide, *args, **kwargs):
     return params
 
 
+@pytest.mark.slow
 def test_the_discriminators_optimum_is_the_log_density_ratio():
     """Two Gaussians in one dimension, told apart by 4000 steps on fresh draws."""
     q, r = scipy.stats.norm(0.7, 0.6), scipy.stats.norm(-0.2, 1.1)
@@ -428,6 +429,7 @@ def test_inner_layers_start_narrow_and_the_last_at_the_prior():
     assert_allclose(params["f2_auto_scale_tril"], np.eye(1))
 
 
+@pytest.mark.slow
 def test_plain_models_start_at_the_priors_spread_and_are_generated_jointly():
     targets = jnp.asarray(RNG.normal(size=5))
     guide = gpx.guides.Implicit(plain, theta="joint")

@@ -429,8 +429,8 @@ def test_two_modes_are_found():
     five, and a GP. Without a temperature the share is 0 or 1."""
     fit = gpx.fit_svi(
         bumps, gpx.guides.Flow(bumps, init_scale=3.0, path_gradient=True),
-        key=jr.key(0), num_steps=3000, temperature=50.0, loss=gpx.infer.ELBO(32),
-        optimizer=optax.adam(optax.cosine_decay_schedule(0.005, 3000)), progress=False,
+        key=jr.key(0), num_steps=20000, temperature=200.0, loss=gpx.infer.ELBO(64),
+        optimizer=optax.adam(optax.cosine_decay_schedule(5e-4, 20000)), progress=False,
     )  # fmt: skip
     share = np.mean(fit.draws(1000)["z"][:, 0] > 0.0)
     assert 0.1 <= share <= 0.9  # the truth is 0.60

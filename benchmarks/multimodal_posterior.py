@@ -71,11 +71,12 @@ left a plateau between the outer modes or dropped two of them (divergence 0.11 t
 widths 32 to 128, two or three layers; shared noise of size 0 to 8; rates 0.002 to 0.01;
 leaky, smooth and tanh units; with and without a temperature). In the run that was
 looked at, the discriminator's density followed the histogram: it was the smooth map
-that fell short. With signs the modes separate. A temperature with the prior as contrast
-was tried once, without signs, and diverged. Seed 2 of Implicit and seeds 0 and 2 with
-the prior as contrast end in a plateau all the same; no warning tells, only their lower
-bounds. The thesis's rates are 0.05 (discriminator), 0.001 (generator) and 0.025
-(hyperparameters, of which this posterior has none).
+that fell short. With signs the modes separated. All this was with a contrast that
+lagged behind the generator; the row "Implicit" is with one that does not, and modes are
+lost on three of its seeds, without a warning. A temperature with the prior as contrast
+was tried once, without signs, and diverged. The thesis's rates are 0.05
+(discriminator), 0.001 (generator) and 0.025 (hyperparameters, of which this posterior
+has none).
 """
 
 

@@ -32,10 +32,13 @@ class Moments(NamedTuple):
         solve = jax.vmap(lambda root, x: solve_triangular(root, x, lower=True))
         return solve(self.scale_tril, x - self.mean)
 
+    def apply(self, x: Float[Array, "P M"]) -> Float[Array, "P M"]:
+        """The inverse of `standardise`: `mean + scale_tril x`."""
+        return self.mean + jnp.einsum("pmn,pn->pm", self.scale_tril, x)
+
     def after(self, first: Moments) -> Moments:
-        """Moments of `mean + scale_tril x` where `x` has those of `first`."""
-        moved = jnp.einsum("pmn,pn->pm", self.scale_tril, first.mean)
-        return Moments(self.mean + moved, self.scale_tril @ first.scale_tril)
+        """Moments of `apply(x)` where `x` has those of `first`."""
+        return Moments(self.apply(first.mean), self.scale_tril @ first.scale_tril)
 
 
 class Discriminator(eqx.Module):

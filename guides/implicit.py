@@ -200,8 +200,7 @@ class Implicit(SiteGuide):
             network = Network(features.shape[1], self.widths, P)
             weights = self._weights(f"{name}_{self.prefix}_generator", network)
             bent = e + network(weights, features).T  # (P, M)
-            affine = self._affine(name, args, kwargs)
-            found[name] = affine.mean + _times(affine.scale_tril, bent)
+            found[name] = self._affine(name, args, kwargs).apply(bent)
         return found
 
     def inputs(self, args, kwargs) -> Blocks:
@@ -413,10 +412,6 @@ class Implicit(SiteGuide):
         for name in self.structure.gps:
             found[name] = values[name].reshape(self.blocks[name])
         return found
-
-
-def _times(roots: Float[Array, "P M M"], x: Float[Array, "P M"]) -> Float[Array, "P M"]:
-    return jnp.einsum("pmn,pn->pm", roots, x)
 
 
 def _standardise(Z):

@@ -22,8 +22,8 @@ __all__ = [
     "latents",
     "matrix",
     "one_of",
-    "sequence",
     "rowwise",
+    "sequence",
     "site_value",
     "targets",
 ]

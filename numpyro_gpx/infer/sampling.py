@@ -152,12 +152,11 @@ def fit_sghmc(
         fit_mcmc, batch_size=batch_size, num_warmup=num_warmup,
         num_samples=num_samples, num_chains=num_chains, progress=progress,
     )  # fmt: skip
-    if em is not None:
-        checks.instance("em", em, MonteCarloEM, "such as `gpx.infer.MonteCarloEM()`")
     if em is None:
         kernel = make_kernel(model, params=params)
         fit = run(kernel, *args, key=key, init=init, **kwargs)
     else:
+        checks.instance("em", em, MonteCarloEM, "such as `gpx.infer.MonteCarloEM()`")
         fit = _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key)
     fit.info.update(step_size=step_size, num_steps=num_steps)
     return fit

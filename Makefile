@@ -16,9 +16,9 @@ export JAX_PLATFORMS := cpu
 # more so with several test processes.
 export OPENBLAS_NUM_THREADS := 1
 # JAX's persistent compilation cache stays off. Continuous integration starts from a
-# fresh clone, so that only the two workers could share it, and JAX does not write
-# its entries atomically: a worker that reads a half-written one warns, and warnings
-# are errors here.
+# fresh clone, so that only what is compiled twice would gain (a tenth of the time);
+# its entries are not written atomically, and writing one ended a run with a
+# segmentation fault.
 
 # A file's tests stay on one worker, with what they compile and their fixtures; the
 # order of the files is that of tests/conftest.py, the slowest first.

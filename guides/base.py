@@ -12,13 +12,14 @@ import jax.random as jr
 import numpyro
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
 from numpyro_gpx.infer.structure import Structure, inspect_model
+from numpyro_gpx.infer.target import trace_model
 
 __all__ = ["INNER_SCALE", "SiteGuide"]
 
@@ -44,6 +45,8 @@ class SiteGuide(AutoGuide):
 
     # Whether the log densities of its sites are those of its draws, or a guess.
     has_density = True
+    # What it makes of the hyperparameters, where it has a choice.
+    theta: str | None = None
 
     def __init__(self, model, *, prefix="auto", init_loc_fn=init_to_prior_median):
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
@@ -103,7 +106,7 @@ class SiteGuide(AutoGuide):
     def adopt(self, structure: Structure, args: tuple, kwargs: dict) -> None:
         """Take these sites for the model's; raise if the guide cannot serve them."""
         self._structure = structure
-        if getattr(self, "theta", None) == "point" and structure.row_sites:
+        if self.theta == "point" and structure.row_sites:
             warnings.warn(
                 f"Latent inputs {list(structure.row_sites)} of the rows become points "
                 f"under {type(self).__name__} with `theta='point'`, and `fit.elbo()` "
@@ -152,6 +155,49 @@ class SiteGuide(AutoGuide):
         )  # fmt: skip
         return self.structure.unconstrain({name: found[name] for name in names})
 
+    @property
+    def theta_name(self) -> str:
+        """Name of the parameter that says where the hyperparameters are."""
+        return f"theta_{self.prefix}_loc"
+
+    def initial_theta(self, key, args, kwargs):
+        """Starting values of the hyperparameters on the real line, as one vector."""
+        return ravel_pytree(
+            self.start(self.structure.hyperparameters, key, args, kwargs)
+        )[0]
+
+    def theta_loc(self, args, kwargs):
+        """Where the hyperparameters are, a parameter: one vector on the real line."""
+        start = jax.jit(lambda key: self.initial_theta(key, args, kwargs))
+        return numpyro.param(self.theta_name, start)
+
+    def trace_given(self, values: dict, args, kwargs):
+        """The model's trace at `values` of its sites, GP sites without one at 0.
+
+        Only the model's parameters are visible outside, so that they follow training.
+        """
+        zeros = {
+            name: jnp.zeros(site.shape, site.dtype)
+            for name, site in self.structure.latents.items()
+            if site.is_gp or site.integrated
+        }
+        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
+            return trace_model(self.model, args, kwargs, {**zeros, **values}, jr.key(0))
+
+    def inducing_inputs(self, values: dict, args, kwargs) -> dict[str, Array]:
+        """Inducing inputs `(M, D)` by GP site, columns of mean 0 and scale 1.
+
+        Args:
+            values: Hyperparameters on their supports, on which they may depend.
+            args: Arguments of the model.
+            kwargs: Keyword arguments of the model.
+        """
+        trace = self.trace_given(values, args, kwargs)
+        return {
+            name: _standardised(trace[name]["infer"]["gp"].prior.inducing.Z)
+            for name in self.structure.gps
+        }
+
     def unravel_unconstrained(self, names, z) -> dict:
         """Values of these sites on the real line, from one vector."""
         sites = self.structure.latents
@@ -193,3 +239,11 @@ class SiteGuide(AutoGuide):
                 "`guide.sample_posterior(key, params, X, y, sample_shape=(100,))`."
             )
         return self._arguments
+
+
+def _standardised(Z):
+    """Columns of mean 0 and scale 1; a column without spread becomes 0."""
+    centred = Z - jnp.mean(Z, axis=0)[None]
+    # The root of 0 has no slope: columns without spread are set aside before it.
+    var = jnp.mean(centred**2, axis=0)[None]
+    return centred / jnp.sqrt(jnp.where(var > 0.0, var, 1.0))

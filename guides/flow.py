@@ -43,7 +43,6 @@ from numpyro_gpx.guides.base import INNER_SCALE, SiteGuide
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.networks import Network
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
-from numpyro_gpx.infer.target import trace_model
 
 __all__ = ["Flow"]
 
@@ -189,7 +188,7 @@ class Flow(SiteGuide):
     def flow(self, args: tuple, kwargs: dict) -> Bijection:
         """The flow with its parameters, from noise `(K,)` to the real line."""
         layers = self._layers
-        inputs = self._inducing_inputs(args, kwargs)
+        inputs = self._inputs(args, kwargs)
         if self.mixing == "layerwise":
             flows = tuple(
                 self._group((layer,), layer.name, inputs, args, kwargs)
@@ -298,7 +297,7 @@ class Flow(SiteGuide):
     def _base(self, layer, inputs, args, kwargs) -> _Base:
         """The Gaussian part of a layer, as `WhitenedGaussian` has it, moved by `Z`."""
         stem = f"{layer.name}_{self.prefix}"
-        loc = self._loc(layer.name, args, kwargs)
+        loc = self._loc(layer, args, kwargs)
         scale = self._initial_scale(layer.name)
         log_scale = jnp.zeros(layer.shape, self._dtype)
         scale_tril = None
@@ -331,9 +330,7 @@ class Flow(SiteGuide):
         weights = numpyro.param(
             f"{stem}_base", lambda key: network.initial(key, self._dtype)
         )
-        spread = jnp.std(Z, axis=0)
-        inputs = (Z - jnp.mean(Z, axis=0)) / jnp.where(spread > 0.0, spread, 1.0)
-        out = network(weights, inputs.astype(self._dtype))  # (M, 2P)
+        out = network(weights, Z.astype(self._dtype))  # (M, 2P)
         return out[:, :P].T, out[:, P:].T
 
     def _initial_scale(self, name):
@@ -347,25 +344,24 @@ class Flow(SiteGuide):
         names = self.structure.hyperparameters
         if not names:
             return {}
-        z = self._loc(_THETA, args, kwargs)
+        z = self.theta_loc(args, kwargs)
         return self.register(self.unravel_unconstrained(names, z), with_density=False)
 
-    def _loc(self, layer: str, args, kwargs):
+    def _loc(self, layer: _Layer, args, kwargs):
         """The location of a layer: GPs start at 0, others where the guide is told."""
-        names = self.structure.hyperparameters if layer == _THETA else (layer,)
+        if layer.name == _THETA:
+            return self.theta_loc(args, kwargs)
 
         def start(key):
-            found = self.start(names, key, args, kwargs)
-            if layer in self.structure.gps:
-                return found[layer]
-            return ravel_pytree(found)[0]
+            found = self.start((layer.name,), key, args, kwargs)[layer.name]
+            return found.reshape(layer.natural)
 
-        return numpyro.param(f"{layer}_{self.prefix}_loc", jax.jit(start))
+        return numpyro.param(f"{layer.name}_{self.prefix}_loc", jax.jit(start))
 
-    def _inducing_inputs(self, args, kwargs) -> dict:
-        """Inducing inputs by GP site, from the model's trace at its starting values.
+    def _inputs(self, args, kwargs) -> dict:
+        """What the networks of the Gaussian part see, by GP site.
 
-        Only the model's parameters are visible outside, so that they follow training.
+        At the model's starting values: a flow has no single value of its sites.
         """
         if self.base_hidden is None or not self.structure.gps:
             return {}
@@ -373,12 +369,7 @@ class Flow(SiteGuide):
             self.model, self.structure, args, kwargs, jr.key(0),
             init_strategy=self.init_loc_fn,
         )  # fmt: skip
-        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            trace = trace_model(self.model, args, kwargs, values, jr.key(0))
-        return {
-            name: trace[name]["infer"]["gp"].prior.inducing.Z
-            for name in self.structure.gps
-        }
+        return self.inducing_inputs(values, args, kwargs)
 
 
 class _Layer(NamedTuple):

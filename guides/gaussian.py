@@ -11,10 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpyro
 import numpyro.distributions as dist
-from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import constraints
 
@@ -23,7 +21,6 @@ from numpyro_gpx.beliefs import Belief, DiagonalBelief
 from numpyro_gpx.guides.base import SiteGuide
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
-from numpyro_gpx.infer.target import trace_model
 
 __all__ = ["GaussianGuide"]
 
@@ -155,30 +152,6 @@ class GaussianGuide(SiteGuide):
             for name in rising
         }
 
-    @property
-    def theta_name(self) -> str:
-        """Name of the parameter that holds the mean of `q(theta)`."""
-        return f"theta_{self.prefix}_loc"
-
-    def initial_theta(self, key, args, kwargs):
-        """Unconstrained starting values of the hyperparameters, as one vector."""
-        return ravel_pytree(
-            self.start(self.structure.hyperparameters, key, args, kwargs)
-        )[0]
-
-    def trace_given(self, values: dict, args, kwargs):
-        """The model's trace at `values` of hyperparameters, GP sites at 0.
-
-        Only the model's parameters are visible outside, so that they follow training.
-        """
-        zeros = {
-            name: jnp.zeros(site.shape, site.dtype)
-            for name, site in self.structure.latents.items()
-            if site.is_gp or site.integrated
-        }
-        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            return trace_model(self.model, args, kwargs, {**values, **zeros}, jr.key(0))
-
     def _sample_theta(self, args, kwargs) -> dict:
         """Register the hyperparameters; one joint draw, then a `Delta` for each."""
         names = self.structure.hyperparameters
@@ -199,10 +172,7 @@ class GaussianGuide(SiteGuide):
         return self.register(drawn, with_density=self.theta != "point")
 
     def _theta_params(self, args, kwargs):
-        loc = numpyro.param(
-            self.theta_name,
-            lambda key: jax.jit(lambda k: self.initial_theta(k, args, kwargs))(key),
-        )
+        loc = self.theta_loc(args, kwargs)
         if self.theta == "point":
             return loc, None
         if self.theta == "mean_field":

@@ -209,19 +209,11 @@ class Implicit(SiteGuide):
         if self._vector:
             loc = self._affine("theta", args, kwargs).mean[0]
             values.update(self.unravel_unconstrained(self._vector, loc))
-        data = self.structure.constrain(values)
-        for name in self.structure.gps:
-            site = self.structure.latents[name]
-            data[name] = jnp.zeros(site.shape, site.dtype)
-        trace = self._trace(data, args, kwargs)
-        found = {}
-        for name, (_, M) in self.blocks.items():
-            if name in self.structure.gps:
-                Z = trace[name]["infer"]["gp"].prior.inducing.Z
-                found[name] = _standardise(Z).astype(self.dtype)
-            else:
-                found[name] = jnp.eye(M, dtype=self.dtype)
-        return found
+        Z = self.inducing_inputs(self.structure.constrain(values), args, kwargs)
+        return {
+            name: Z.get(name, jnp.eye(M)).astype(self.dtype)
+            for name, (_, M) in self.blocks.items()
+        }
 
     # What its density is thought to be.
 
@@ -317,12 +309,7 @@ class Implicit(SiteGuide):
         names = () if self.theta == "joint" else self.structure.hyperparameters
         if not names:
             return {}
-
-        def start(key):
-            return ravel_pytree(self.start(names, key, args, kwargs))[0]
-
-        loc = numpyro.param(f"theta_{self.prefix}_loc", jax.jit(start))
-        return self.unravel_unconstrained(names, loc)
+        return self.unravel_unconstrained(names, self.theta_loc(args, kwargs))
 
     def _affine(self, name, args, kwargs) -> Moments:
         """The affine part of a block's generator, which starts at the prior."""
@@ -412,10 +399,3 @@ class Implicit(SiteGuide):
         for name in self.structure.gps:
             found[name] = values[name].reshape(self.blocks[name])
         return found
-
-
-def _standardise(Z):
-    """Columns of mean 0 and scale 1; a column without spread becomes 0."""
-    centred = Z - jnp.mean(Z, axis=0)[None]
-    var = jnp.mean(centred**2, axis=0)[None]
-    return centred / jnp.sqrt(jnp.where(var > 0.0, var, 1.0))

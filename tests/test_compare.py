@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -277,6 +278,30 @@ def test_a_point_estimate_has_a_distance_and_no_spread(values):
     assert np.isnan(reverse.loc[("scale", "nuts"), "distance"])
 
 
+def test_posteriors_are_laid_side_by_side_without_test_rows():
+    """Of a plain model, which predicts nothing."""
+
+    def plain():
+        numpyro.sample("u", dist.Normal(0.0, 1.0))
+
+    rng = np.random.default_rng(8)
+    fits = {
+        name: gpx.Fit(
+            plain, (), {}, ChainPosterior({"u": shift + draws(rng)}), engine=e
+        )
+        for name, e, shift in (("a", "nuts", 0.0), ("b", "sghmc", 0.5))
+    }
+    found = gpx.compare(fits)
+    assert found.num_rows == 0 and "log_density" not in found.fits
+    assert_allclose(found.sites.loc[("u", "b"), "distance"], 0.5, atol=0.2)
+    text = str(found)
+    assert "test rows" not in text and "Predictions" not in text
+    assert "test rows" not in found._repr_html_()
+    figure = found.plot()
+    assert len(figure.axes) == 2  # the marginal and the distances
+    plt.close(figure)
+
+
 def test_bad_arguments_are_named(result):
     fits = result.members
     with pytest.raises(ValueError, match="`fits` must be a dictionary.*an empty one"):
@@ -287,6 +312,8 @@ def test_bad_arguments_are_named(result):
         gpx.compare({"nuts": "draws"}, X_TEST, Y_TEST)
     with pytest.raises(ValueError, match="same number of rows; got 5 and 4"):
         gpx.compare(fits, X_TEST, Y_TEST[:4])
+    with pytest.raises(ValueError, match="`y_test` must come with `X_test`"):
+        gpx.compare(fits, X_TEST)
     with pytest.raises(ValueError, match=r"`y_test` must have the shape \(5,\)"):
         gpx.compare(fits, X_TEST, Y_TEST[:, None])
     with pytest.raises(

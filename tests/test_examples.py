@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
     [
         "counts",
         pytest.param("deep_gp", marks=pytest.mark.slow),
-        pytest.param("flow_posterior", marks=pytest.mark.slow),
+        pytest.param("two_modes", marks=pytest.mark.slow),
         pytest.param("freyface", marks=pytest.mark.slow),
         "free_simulation",
         pytest.param("gplvm", marks=pytest.mark.slow),

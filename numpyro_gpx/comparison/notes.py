@@ -12,7 +12,7 @@ __all__ = ["notes_for"]
 _MAX_R_HAT, _MIN_ESS = 1.01, 100
 
 
-def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
+def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
     """Sentences on different targets or models, missing sites, and poor mixing."""
     notes = []
     targets = {name: fit.target for name, fit in fits.items()}
@@ -35,7 +35,7 @@ def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
             "the log likelihood over the noise between layers, B samples the noise "
             "with the other sites. Their posteriors differ, whatever the engine."
         )
-    if len({is_binary(fit, site) for fit in fits.values()}) > 1:
+    if test is not None and len({is_binary(fit, site) for fit in fits.values()}) > 1:
         notes.append(
             "Some likelihoods are binary and some are not: probabilities and densities "
             "of the test targets are not comparable."
@@ -55,7 +55,7 @@ def notes_for(fits, entries, sites, reference, site) -> tuple[str, ...]:
                 f"{name}: no distances for {', '.join(unmatched)}, which {reference} "
                 "does not have in the same shape."
             )
-    if any(fit.structure.row_sites for fit in fits.values()):
+    if test is not None and any(fit.structure.row_sites for fit in fits.values()):
         notes.append(
             "Latent inputs of the test rows are drawn from their prior: scores are of "
             "new rows, not of reconstructions."

@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_gpx.comparison.entries import scalar_entries
 from numpyro_gpx.comparison.notes import notes_for
-from numpyro_gpx.comparison.scores import score_table
+from numpyro_gpx.comparison.scores import TestRows, score_table
 from numpyro_gpx.comparison.sites import site_table
 from numpyro_gpx.comparison.targets import is_binary
 from numpyro_gpx.comparison.text import as_text
@@ -42,11 +42,12 @@ class Comparison:
             error of the paired difference; `rmse` and `coverage_90` (share of targets
             inside the central 90 % predictive interval), or for binary targets
             `error_rate` (at probability 0.5) and `ece_10_bins` (expected calibration
-            error); `elbo` with its standard error, NaN for samplers; `seconds`.
+            error); `elbo` with its standard error, NaN for samplers; `seconds`. Without
+            test rows, nothing of predictions.
         reference: Name of the fit that distances refer to.
         notes: What a reader must know before comparing.
         members: The fits.
-        num_rows: Number of test rows.
+        num_rows: Number of test rows, 0 if there were none.
     """
 
     sites: pd.DataFrame
@@ -64,7 +65,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
         reference = html.escape(self.reference)
-        head = f"<p>Reference: {reference}; {self.num_rows} test rows.</p>"
+        rows = f"; {self.num_rows} test rows" if self.num_rows else ""
+        head = f"<p>Reference: {reference}{rows}.</p>"
         tables = self.fits.to_html(na_rep="") + self.sites.to_html(na_rep="")
         return f"{head}<ul>{notes}</ul>{tables}"
 
@@ -77,8 +79,8 @@ class Comparison:
 
 def compare(
     fits: dict[str, Fit],
-    X_test,
-    y_test,
+    X_test=None,
+    y_test=None,
     *,
     reference: str | None = None,
     site: str | None = None,
@@ -86,6 +88,8 @@ def compare(
     summaries: dict[str, Callable] | None = None,
 ) -> Comparison:
     """Lay fits side by side: posterior marginals, and predictions of test rows.
+
+    Without test rows, posteriors alone: of plain NumPyro models as well.
 
     Args:
         fits: Fits by name.
@@ -108,27 +112,35 @@ def compare(
         Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021) for ESS and R-hat.
     """
     _check_fits(fits, reference)
+    name = _default_reference(fits) if reference is None else reference
+    test = None if y_test is None else _test_rows(fits, X_test, y_test, site)
+    if y_test is None and X_test is not None:
+        raise ValueError("`y_test` must come with `X_test`; leave out both, or none.")
+    entries = {
+        label: scalar_entries(fit, num_draws, summaries) for label, fit in fits.items()
+    }
+    sites = site_table(fits, entries, name)
+    scores = score_table(fits, test, name, site)
+    notes = notes_for(fits, entries, sites, name, test, site)
+    number = 0 if test is None else test.y.shape[0]
+    return Comparison(sites, scores, name, notes, dict(fits), number)
+
+
+def _test_rows(fits, X_test, y_test, site) -> TestRows:
     y = np.asarray(y_test)
     if X_test is None:
-        new = (), {"num_rows": len(y)}
+        args, kwargs = (), {"num_rows": len(y)}
     else:
-        new = (X_test if isinstance(X_test, tuple) else (X_test,)), {}
-        _check_rows(new[0], y)
+        args, kwargs = (X_test if isinstance(X_test, tuple) else (X_test,)), {}
+        _check_rows(args, y)
     _check_targets(y)
-    name = _default_reference(fits) if reference is None else reference
     binary = all(is_binary(fit, site) for fit in fits.values())
     if binary and not np.isin(y, (0, 1)).all():
         raise ValueError(
             "`y_test` must hold the labels 0 and 1 of a binary likelihood; got "
             f"{np.unique(y)[:5].tolist()}."
         )
-    entries = {
-        label: scalar_entries(fit, num_draws, summaries) for label, fit in fits.items()
-    }
-    sites = site_table(fits, entries, name)
-    scores = score_table(fits, new, y, name, site, binary)
-    notes = notes_for(fits, entries, sites, name, site)
-    return Comparison(sites, scores, name, notes, dict(fits), y.shape[0])
+    return TestRows(args, kwargs, y, binary)
 
 
 def _default_reference(fits):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from numpyro_gpx.comparison.targets import labels, noise_target
 from numpyro_gpx.prediction import Prediction
 
-__all__ = ["NUM_BINS", "score_table"]
+__all__ = ["NUM_BINS", "TestRows", "score_table"]
 
 # Bins of the expected calibration error.
 NUM_BINS = 10
@@ -15,28 +17,31 @@ NUM_BINS = 10
 _NUM_PRIOR_DRAWS = 1000
 
 
-def score_table(fits, new, y, reference, site, binary):
-    """Scores of the test rows, ELBO and seconds; see `Comparison.fits`."""
+class TestRows(NamedTuple):
+    """What fits are scored on.
+
+    Attributes:
+        args: Arguments of `fit.predict`.
+        kwargs: Its keyword arguments.
+        y: Targets.
+        binary: Whether these are labels 0 and 1 to all fits.
+    """
+
+    args: tuple
+    kwargs: dict
+    y: np.ndarray
+    binary: bool
+
+
+def score_table(fits, test: TestRows | None, reference, site):
+    """Scores of the test rows, if any, ELBO and seconds; see `Comparison.fits`."""
     import pandas as pd
 
-    scores = {}
-    args, kwargs = new
-    for label, fit in fits.items():
-        # Latent inputs are drawn from their prior, which takes more than a few draws.
-        number = _NUM_PRIOR_DRAWS if fit.structure.row_sites else None
-        prediction = fit.predict(*args, site=site, num_components=number, **kwargs)
-        if y.shape != prediction.mean.shape:
-            raise ValueError(
-                f"`y_test` must have the shape {prediction.mean.shape} of the "
-                f"predictions of fit {label!r}; got {y.shape}."
-            )
-        has_labels = labels(fit, site)
-        errors = _errors(prediction, y, binary=binary, has_labels=has_labels)
-        scores[label] = prediction.log_prob(y), errors
+    scores = {name: {} for name in fits}
+    if test is not None:
+        scores = _scores(fits, test, reference, site)
     rows = []
     for label, fit in fits.items():
-        log_density, errors = scores[label]
-        difference = log_density - scores[reference][0]
         elbo = fit.elbo()
         rows.append(
             {
@@ -44,17 +49,44 @@ def score_table(fits, new, y, reference, site, binary):
                 "target": fit.target,
                 "approximation": fit.approximation,
                 "noise": noise_target(fit),
-                "log_density": log_density.mean(),
-                "log_density_se": _standard_error(log_density),
-                "difference": difference.mean(),
-                "difference_se": _standard_error(difference),
-                **errors,
+                **scores[label],
                 "elbo": elbo.value,
                 "elbo_se": elbo.standard_error,
                 "seconds": fit.seconds,
             }
         )
     return pd.DataFrame(rows, index=pd.Index(fits, name="fit"))
+
+
+def _scores(fits, test: TestRows, reference, site) -> dict[str, dict]:
+    """Log density, its difference to the reference's and errors, by fit."""
+    found = {}
+    for label, fit in fits.items():
+        # Latent inputs are drawn from their prior, which takes more than a few draws.
+        number = _NUM_PRIOR_DRAWS if fit.structure.row_sites else None
+        prediction = fit.predict(
+            *test.args, site=site, num_components=number, **test.kwargs
+        )
+        if test.y.shape != prediction.mean.shape:
+            raise ValueError(
+                f"`y_test` must have the shape {prediction.mean.shape} of the "
+                f"predictions of fit {label!r}; got {test.y.shape}."
+            )
+        errors = _errors(
+            prediction, test.y, binary=test.binary, has_labels=labels(fit, site)
+        )
+        found[label] = prediction.log_prob(test.y), errors
+    scores = {}
+    for label, (log_density, errors) in found.items():
+        difference = log_density - found[reference][0]
+        scores[label] = {
+            "log_density": log_density.mean(),
+            "log_density_se": _standard_error(log_density),
+            "difference": difference.mean(),
+            "difference_se": _standard_error(difference),
+            **errors,
+        }
+    return scores
 
 
 def _errors(prediction: Prediction, y, *, binary, has_labels):

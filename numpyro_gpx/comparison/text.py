@@ -19,7 +19,8 @@ def as_text(comparison: Comparison) -> str:
     """Title, what was fitted, notes, predictions and posterior, one below the other."""
     fits, sites = comparison.fits, comparison.sites
     number = comparison.num_rows
-    title = f"{len(fits)} fits, {number} test rows; reference: {comparison.reference}"
+    rows = f", {number} test rows" if number else ""
+    title = f"{len(fits)} fits{rows}; reference: {comparison.reference}"
     what = ["engine", "target", "approximation"]
     what += ["noise"] if fits["noise"].any() else []
     sampled = _table(
@@ -46,7 +47,11 @@ def as_text(comparison: Comparison) -> str:
         title,
         "What was fitted\n" + sampled,
         *(["Notes\n" + "\n".join(notes)] if notes else []),
-        "Predictions\n" + _scores(fits) + "\n" + textwrap.fill(legend, 100),
+        (
+            "Predictions\n" + _scores(fits) + "\n" + textwrap.fill(legend, 100)
+            if number
+            else "Bounds\n" + _scores(fits)
+        ),
         "Posterior\n" + _marginal_text(sites) + "\n" + textwrap.fill(site_legend, 100),
     ]
     return "\n\n".join(blocks)
@@ -60,14 +65,16 @@ def _scores(fits):
         "coverage_90": "coverage",
     }
     shown = [column for column in titles if column in fits]
-    header = ["fit", "log density", "difference", *(titles[c] for c in shown)]
+    # Columns with a standard error.
+    forms = {"log_density": ".4f", "difference": "+.4f"} if "difference" in fits else {}
+    heads = [column.replace("_", " ") for column in forms]
+    header = ["fit", *heads, *(titles[c] for c in shown)]
     rows = []
     for name, row in fits.iterrows():
         rows.append(
             [
                 name,
-                _with_error(row["log_density"], row["log_density_se"], ".4f"),
-                _with_error(row["difference"], row["difference_se"], "+.4f"),
+                *(_with_error(row[c], row[f"{c}_se"], f) for c, f in forms.items()),
                 *(_number(row[column], ".3g") for column in shown),
                 _with_error(row["elbo"], row["elbo_se"], ".2f"),
                 _number(row["seconds"], ".1f"),

@@ -77,7 +77,7 @@ class Moved(NamedTuple):
 
 
 def move_hyperparameters(
-    em: MonteCarloEM, kernel: SGHMC, args, kwargs, *, key, progress: bool
+    em: MonteCarloEM, kernel: SGHMC, args, kwargs, *, key, start=None, progress: bool
 ) -> Moved:
     """Run the rounds.
 
@@ -87,18 +87,24 @@ def move_hyperparameters(
         args: Arguments of the model.
         kwargs: Keyword arguments of the model, `batch_size` among them.
         key: Random key.
+        start: Where all sites start on the real line, by site; `None` starts the
+            hyperparameters at their prior's median.
         progress: Whether to show a progress bar.
     """
     problem = _Problem(kernel.model, args, kwargs)
     key_point, key_chain, key_rounds = jr.split(key, 3)
     point = jax.jit(lambda k: problem.start(k, kernel.params or {}))(key_point)
+    others = None
+    if start is not None:
+        point = {name: start[name] for name in problem.sites}, point[1]
+        others = {name: x for name, x in start.items() if name not in problem.sites}
     target = problem.target(point)
     # All rounds are warm-up to the sampler: it follows the moving hyperparameters.
     sampler = SGHMC(
         target.model, step_size=kernel.step_size, friction=kernel.friction,
         num_steps=em.num_steps, params=target.params,
     )  # fmt: skip
-    state = sampler.init(key_chain, em.num_rounds, None, args, kwargs)
+    state = sampler.init(key_chain, em.num_rounds, others, args, kwargs)
     flat, unravel = ravel_pytree(state.z)
     optimiser = optax.adam(em.learning_rate)
     window = jnp.zeros((em.window, flat.size), flat.dtype)

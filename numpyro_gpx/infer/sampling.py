@@ -74,8 +74,8 @@ def fit_nuts(
     """
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
     _no_batches("fit_nuts", kwargs)
-    params = _params(params)
     structure = inspect_model(model, args, kwargs)
+    params = _params(params, structure)
     require_params(structure, params)
     num_sets = noise_sets if structure.noise else None
     sampled = bool(structure.noise) and num_sets is None
@@ -139,12 +139,14 @@ def fit_sghmc(
             (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
             hyperparameters as well.
         params: Values of `numpyro.param`s: a variational fit or a dict.
-        init: Start chains from draws of another fit; not with `em`.
+        init: Start chains from draws of another fit. With `em` the point starts there
+            too, its `numpyro.param`s unless `params` says otherwise.
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
-    params = _params(params)
+    if params is not None:
+        params = _params(params, inspect_model(model, args, kwargs))
     make_kernel = functools.partial(
         SGHMC, step_size=step_size, friction=friction, num_steps=num_steps
     )
@@ -167,11 +169,6 @@ def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -
     started = time.perf_counter()
     numbers = (run.keywords[n] for n in ("num_warmup", "num_samples", "num_chains"))
     _check_call(key, *numbers)
-    if init is not None:
-        raise ValueError(
-            "`init` must be left out with `em`, whose chains start from its own draws. "
-            "Pass `params=` to start `numpyro.param`s elsewhere."
-        )
     key_em, key_run = jr.split(key)
     whole = check_data(model, args, kwargs)
     check_slopes(model, args, kwargs, "sghmc")
@@ -179,13 +176,19 @@ def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -
     if batched["batch_size"] is None:
         batched = kwargs
     check_batched(model, args, batched, whole, batched.get("batch_size"))
+    start = None
+    if init is not None:
+        checks.instance("init", init, Fit, "such as an earlier fit of the model")
+        start = _chain_starts(key_em, init, whole, 1)
+        params = {**init.params, **(params or {})}
     kernel = make_kernel(model, params=params)
 
     def move(jitter):
         with single_blas_thread():
             return move_hyperparameters(
-                em, kernel, args, batched, key=key_em, progress=run.keywords["progress"]
-            )
+                em, kernel, args, batched, key=key_em, start=start,
+                progress=run.keywords["progress"],
+            )  # fmt: skip
 
     moved = with_retry(move, model, args, batched, params)
     given = handlers.condition(model, data=moved.values)
@@ -334,8 +337,17 @@ def _no_batches(function, kwargs):
         )
 
 
-def _params(params: Fit | dict | None) -> dict[str, Any]:
-    return dict(params.params) if isinstance(params, Fit) else dict(params or {})
+def _params(params: Fit | dict | None, structure) -> dict[str, Any]:
+    """Values of `numpyro.param`s; a fit has those of its guide as well."""
+    if isinstance(params, Fit):
+        return dict(params.params)
+    unknown = sorted(set(params or {}) - set(structure.params))
+    if unknown:
+        raise ValueError(
+            f"`params` must name `numpyro.param`s of the model, which are "
+            f"{list(structure.params)}; got {unknown} as well."
+        )
+    return dict(params or {})
 
 
 def _chain_starts(key, init, structure, num_chains):

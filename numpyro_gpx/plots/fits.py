@@ -166,7 +166,7 @@ def predictions(
 
 
 def comparison(result: Comparison) -> Figure:
-    """The figure of a comparison: marginals above, distances and test scores below."""
+    """The figure of a comparison: marginals above, distances and scores below."""
     import matplotlib.pyplot as plt
 
     labels = _hyperparameters(result.members)
@@ -191,15 +191,15 @@ def comparison(result: Comparison) -> Figure:
         legend = panels[0].get_legend()
         assert legend is not None  # `posteriors` has just drawn it
         legend.remove()
-    cells = grid[rows].subgridspec(1, 2, width_ratios=[1.35, 1])
-    left, right = figure.add_subplot(cells[0]), figure.add_subplot(cells[1])
-    _distances(left, result)
-    _scores(right, result)
-    figure.suptitle(
-        f"{len(result.fits)} fits against {result.reference}, "
-        f"{result.num_rows} test rows",
-        x=0.01, ha="left", fontsize="large",
-    )  # fmt: skip
+    title = f"{len(result.fits)} fits against {result.reference}"
+    if result.num_rows:
+        title += f", {result.num_rows} test rows"
+        cells = grid[rows].subgridspec(1, 2, width_ratios=[1.35, 1])
+        _distances(figure.add_subplot(cells[0]), result)
+        _scores(figure.add_subplot(cells[1]), result)
+    else:
+        _distances(figure.add_subplot(grid[rows]), result)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="large")
     handles = [
         plt.Line2D([], [], label=_described(result, name), markersize=5, **style)
         for name, style in styles(result.fits.index).items()

@@ -87,6 +87,19 @@ def test_fits_with_em_predict_and_keep_their_record():
     assert fit.predict(X).mean.shape == (40,)
 
 
+def test_the_point_starts_at_another_fit():
+    X, y = data()
+    guide = gpx.guides.WhitenedGaussian(model)
+    first = gpx.fit_svi(model, guide, X, y, key=jr.key(0), num_steps=50, progress=False)
+    # Too slow to move.
+    em = gpx.infer.MonteCarloEM(num_rounds=2, window=1, learning_rate=1e-9)
+    fit = gpx.fit_sghmc(model, X, y, key=jr.key(1), em=em, init=first, **SETTINGS)
+    assert_allclose(fit.params["noise"], first.params["noise"], rtol=1e-6)
+    found, expected = (x.draws(1)["lengthscale"][0] for x in (fit, first))
+    assert_allclose(found, expected, rtol=1e-6)
+    assert abs(np.log(expected)) > 0.05  # the prior's median is 1
+
+
 def test_what_cannot_be_moved_is_named():
     X, y = data()
 
@@ -101,6 +114,8 @@ def test_what_cannot_be_moved_is_named():
         gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, **settings)
     with pytest.raises(ValueError, match="the model has none"):
         gpx.fit_sghmc(fixed, X, y, key=jr.key(0), em=em, **SETTINGS)
+    with pytest.raises(ValueError, match=r"which are \['noise'\]; got \['nose'\]"):
+        gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, params={"nose": 0.2})
     with pytest.raises(TypeError, match="must be a MonteCarloEM, .*got the class"):
         em = gpx.infer.MonteCarloEM
         gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, **SETTINGS)

@@ -72,17 +72,34 @@ def run_row(folder, name, depth, split, method, paces, seconds):
 
 
 def gathered(rows):
-    """Test log-likelihoods by set and depth, then method."""
+    """Test log-likelihoods by set and depth, then method, then split."""
     found: dict = {}
     for label, row in rows.items():
-        name, depth, _, method = label.split()
+        name, depth, split, method = label.split()
         by_method = found.setdefault((name, depth), {})
-        by_method.setdefault(method, []).append(row["log_likelihood"])
+        by_method.setdefault(method, {})[split] = row["log_likelihood"]
     return found
 
 
 def mean_and_error(values):
-    return np.mean(values), np.std(values) / np.sqrt(len(values))
+    values = np.fromiter(values, float)
+    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return np.mean(values), error
+
+
+def paired(rows):
+    """Differences to DSVI on the same splits, and on how many they are positive."""
+    lines = []
+    for (name, depth), methods in gathered(rows).items():
+        cells = []
+        for method in METHODS[1:]:
+            both = sorted(set(methods["DSVI"]) & set(methods.get(method, {})))
+            values = [methods[method][s] - methods["DSVI"][s] for s in both]
+            mean, error = mean_and_error(values)
+            ahead = sum(x > 0.0 for x in values)
+            cells.append(f"{mean:+.3f} ± {error:.3f} ({ahead} of {len(both)})")
+        lines.append([name, depth, *cells])
+    return markdown_table(["set", "layers", *METHODS[1:]], lines)
 
 
 def text_of(rows):
@@ -95,7 +112,7 @@ def text_of(rows):
             if values is None:
                 cells.append("")
                 continue
-            mean, error = mean_and_error(values)
+            mean, error = mean_and_error(values.values())
             cells.append(f"{mean:.3f} ± {error:.3f} ({len(values)})")
         lines.append([name, depth, *cells])
     budgets = sorted({row["budget"] for row in rows.values()})
@@ -105,6 +122,9 @@ def text_of(rows):
         f"{budgets} s on one core, compilation apart. Settings: "
         "`benchmarks/deep_uci.py`; figure: `docs/deep_uci.png`.\n\n"
         + markdown_table(["set", "layers", *METHODS], lines)
+        + "\n\nDifferences to DSVI, split by split (on how many it is ahead). SGHMC "
+        "starts from nothing, Flow and Implicit from a Gaussian fit that takes a third "
+        "of their time.\n\n" + paired(rows)
     )
 
 
@@ -123,7 +143,7 @@ def draw(rows, path):
                 continue
             for method in METHODS:
                 if method in methods:
-                    mean, error = mean_and_error(methods[method])
+                    mean, error = mean_and_error(methods[method].values())
                     colour = f"C{METHODS.index(method)}"
                     ax.errorbar(
                         mean, -len(labels), xerr=error, fmt="o", color=colour, capsize=2

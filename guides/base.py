@@ -105,6 +105,11 @@ class SiteGuide(AutoGuide):
 
     def adopt(self, structure: Structure, args: tuple, kwargs: dict) -> None:
         """Take these sites for the model's; raise if the guide cannot serve them."""
+        if "theta" in structure.gps:
+            raise ValueError(
+                "A GP site must not be called `theta`, the name of guides for the "
+                "hyperparameters; call it `f`, say."
+            )
         self._structure = structure
         if self.theta == "point" and structure.row_sites:
             warnings.warn(
@@ -181,8 +186,12 @@ class SiteGuide(AutoGuide):
             for name, site in self.structure.latents.items()
             if site.is_gp or site.integrated
         }
+        return self._trace({**zeros, **values}, args, kwargs)
+
+    def _trace(self, values: dict, args, kwargs, key=None):
+        key = jr.key(0) if key is None else key
         with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            return trace_model(self.model, args, kwargs, {**zeros, **values}, jr.key(0))
+            return trace_model(self.model, args, kwargs, values, key)
 
     def inducing_inputs(self, values: dict, args, kwargs) -> dict[str, Array]:
         """Inducing inputs `(M, D)` by GP site, columns of mean 0 and scale 1.
@@ -244,6 +253,9 @@ class SiteGuide(AutoGuide):
 def _standardised(Z):
     """Columns of mean 0 and scale 1; a column without spread becomes 0."""
     centred = Z - jnp.mean(Z, axis=0)[None]
-    # The root of 0 has no slope: columns without spread are set aside before it.
     var = jnp.mean(centred**2, axis=0)[None]
-    return centred / jnp.sqrt(jnp.where(var > 0.0, var, 1.0))
+    # Means round, so that what is left of equal numbers need not be 0. The root has no
+    # slope there: such columns are set aside before it.
+    rounding = (10.0 * jnp.finfo(Z.dtype).eps) ** 2 * jnp.mean(Z**2, axis=0)[None]
+    spread = var > rounding
+    return jnp.where(spread, centred / jnp.sqrt(jnp.where(spread, var, 1.0)), 0.0)

@@ -376,12 +376,6 @@ class Implicit(SiteGuide):
             total += jnp.sum(log_det)
         return total
 
-    def _trace(self, data, args, kwargs, key=None):
-        """The model's trace at `data`; only its parameters are visible outside."""
-        key = jr.key(0) if key is None else key
-        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            return trace_model(self.model, args, kwargs, data, key)
-
     def _unpack(self, blocks: Blocks) -> dict:
         """Values by site on the real line."""
         sites = self.structure.latents

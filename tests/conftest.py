@@ -53,6 +53,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+    """Forget compiled programs before there are too many.
+
+    Each takes some memory maps, of which Linux allows a process 65530: in a single
+    process the tests would end in a segmentation fault.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_text().count("\n") > 30_000:
+        jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def explicit_ranks(request):
     """Make `(N,) - (N, 1)` an error in tests of array code."""

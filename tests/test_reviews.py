@@ -289,6 +289,9 @@ def test_the_model_is_no_guide_and_a_guide_no_argument_of_nuts():
         gpx.fit_svi(model, model, X, Y, **OPTIONS)
     with pytest.raises(TypeError, match=r"Make one: `WhitenedGaussian\(model\)`"):
         gpx.fit_svi(model, gpx.guides.WhitenedGaussian, X, Y, **OPTIONS)
+    guide = gpx.guides.WhitenedGaussian(model)
+    with pytest.raises(TypeError, match=r"got the class ELBO. Make one: `ELBO\("):
+        gpx.fit_svi(model, guide, X, Y, loss=gpx.infer.ELBO, **OPTIONS)
     with pytest.raises(TypeError, match="number 0 of the model is a guide"):
         gpx.fit_nuts(model, gpx.guides.WhitenedGaussian(model), X, Y, **OPTIONS)
 

@@ -225,6 +225,10 @@ def test_a_kernel_that_cannot_be_factorised_is_named_after_one_more_try():
     for run in (
         lambda: fit(model, _X, Y),
         lambda: gpx.fit_nuts(model, _X, Y, key=jr.key(0), progress=False),
+        lambda: gpx.fit_sghmc(
+            model, _X, Y, key=jr.key(0), em=gpx.infer.MonteCarloEM(num_rounds=3),
+            progress=False,
+        ),
         lambda: gpx.fit_lbfgs(
             model, gpx.guides.WhitenedGaussian(model), _X, Y, key=jr.key(0),
             progress=False,

@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_gpx.comparison.entries import scalar_entries
 from numpyro_gpx.comparison.notes import notes_for
-from numpyro_gpx.comparison.scores import TestRows, score_table
+from numpyro_gpx.comparison.scores import ScoredRows, score_table
 from numpyro_gpx.comparison.sites import site_table
 from numpyro_gpx.comparison.targets import is_binary
 from numpyro_gpx.comparison.text import as_text
@@ -96,7 +96,7 @@ def compare(
         X_test: Test inputs, or a tuple of all the model's arguments without targets,
             such as `(X_test, exposure_test)`; they are passed to `fit.predict`. `None`
             for models without inputs.
-        y_test: Test targets `(N,)` or `(N, P)`.
+        y_test: Test targets `(N,)` or `(N, P)`; without them nothing is predicted.
         reference: Name of the fit that distances refer to; by default the first that
             samples its target exactly in the limit (NUTS), else the first.
         site: Observed site; may be left out if the models have one.
@@ -114,8 +114,11 @@ def compare(
     _check_fits(fits, reference)
     name = _default_reference(fits) if reference is None else reference
     test = None if y_test is None else _test_rows(fits, X_test, y_test, site)
-    if y_test is None and X_test is not None:
-        raise ValueError("`y_test` must come with `X_test`; leave out both, or none.")
+    if test is None and (X_test is not None or site is not None):
+        raise ValueError(
+            "`y_test` must come with `X_test` and `site`, which say what it is; leave "
+            "out all three, or none."
+        )
     entries = {
         label: scalar_entries(fit, num_draws, summaries) for label, fit in fits.items()
     }
@@ -126,7 +129,7 @@ def compare(
     return Comparison(sites, scores, name, notes, dict(fits), number)
 
 
-def _test_rows(fits, X_test, y_test, site) -> TestRows:
+def _test_rows(fits, X_test, y_test, site) -> ScoredRows:
     y = np.asarray(y_test)
     if X_test is None:
         args, kwargs = (), {"num_rows": len(y)}
@@ -140,7 +143,7 @@ def _test_rows(fits, X_test, y_test, site) -> TestRows:
             "`y_test` must hold the labels 0 and 1 of a binary likelihood; got "
             f"{np.unique(y)[:5].tolist()}."
         )
-    return TestRows(args, kwargs, y, binary)
+    return ScoredRows(args, kwargs, y, binary)
 
 
 def _default_reference(fits):

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_gpx.comparison.targets import labels, noise_target
 from numpyro_gpx.prediction import Prediction
 
-__all__ = ["NUM_BINS", "TestRows", "score_table"]
+__all__ = ["NUM_BINS", "ScoredRows", "score_table"]
 
 # Bins of the expected calibration error.
 NUM_BINS = 10
@@ -17,7 +17,7 @@ NUM_BINS = 10
 _NUM_PRIOR_DRAWS = 1000
 
 
-class TestRows(NamedTuple):
+class ScoredRows(NamedTuple):
     """What fits are scored on.
 
     Attributes:
@@ -33,11 +33,11 @@ class TestRows(NamedTuple):
     binary: bool
 
 
-def score_table(fits, test: TestRows | None, reference, site):
+def score_table(fits, test: ScoredRows | None, reference, site):
     """Scores of the test rows, if any, ELBO and seconds; see `Comparison.fits`."""
     import pandas as pd
 
-    scores = {name: {} for name in fits}
+    scores: dict[str, dict] = {name: {} for name in fits}
     if test is not None:
         scores = _scores(fits, test, reference, site)
     rows = []
@@ -58,7 +58,7 @@ def score_table(fits, test: TestRows | None, reference, site):
     return pd.DataFrame(rows, index=pd.Index(fits, name="fit"))
 
 
-def _scores(fits, test: TestRows, reference, site) -> dict[str, dict]:
+def _scores(fits, test: ScoredRows, reference, site) -> dict[str, dict]:
     """Log density, its difference to the reference's and errors, by fit."""
     found = {}
     for label, fit in fits.items():

@@ -67,7 +67,8 @@ def fit_nuts(
         noise_sets: For models with noise between layers (`gpx.propagate`): average the
             density over so many fixed quasi-random noise sets (target A of the README);
             `None` samples the noise along with everything else (target B).
-        params: Values of `numpyro.param`s: a variational fit or a dict.
+        params: Values of `numpyro.param`s: a variational fit or a dict; those that it
+            does not have are taken from `init`.
         init: Start chains from draws of another fit.
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
@@ -75,7 +76,7 @@ def fit_nuts(
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
     _no_batches("fit_nuts", kwargs)
     structure = inspect_model(model, args, kwargs)
-    params = _params(params, structure)
+    params = _params(params, init, structure)
     require_params(structure, params)
     num_sets = noise_sets if structure.noise else None
     sampled = bool(structure.noise) and num_sets is None
@@ -138,15 +139,14 @@ def fit_sghmc(
         em: Move hyperparameters and `numpyro.param`s to a point by Monte Carlo EM
             (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
             hyperparameters as well.
-        params: Values of `numpyro.param`s: a variational fit or a dict.
-        init: Start chains from draws of another fit. With `em` the point starts there
-            too, its `numpyro.param`s unless `params` says otherwise.
+        params: Values of `numpyro.param`s: a variational fit or a dict; those that it
+            does not have are taken from `init`.
+        init: Start chains from draws of another fit; with `em` its point as well.
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
     args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
-    if params is not None:
-        params = _params(params, inspect_model(model, args, kwargs))
+    params = _params(params, init, inspect_model(model, args, kwargs))
     make_kernel = functools.partial(
         SGHMC, step_size=step_size, friction=friction, num_steps=num_steps
     )
@@ -169,7 +169,7 @@ def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -
     started = time.perf_counter()
     numbers = (run.keywords[n] for n in ("num_warmup", "num_samples", "num_chains"))
     _check_call(key, *numbers)
-    key_em, key_run = jr.split(key)
+    key_init, key_em, key_run = jr.split(key, 3)
     whole = check_data(model, args, kwargs)
     check_slopes(model, args, kwargs, "sghmc")
     batched = {**kwargs, "batch_size": run.keywords["batch_size"]}
@@ -179,8 +179,7 @@ def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -
     start = None
     if init is not None:
         checks.instance("init", init, Fit, "such as an earlier fit of the model")
-        start = _chain_starts(key_em, init, whole, 1)
-        params = {**init.params, **(params or {})}
+        start = _chain_starts(key_init, init, whole, 1)
     kernel = make_kernel(model, params=params)
 
     def move(jitter):
@@ -337,17 +336,18 @@ def _no_batches(function, kwargs):
         )
 
 
-def _params(params: Fit | dict | None, structure) -> dict[str, Any]:
+def _params(params: Fit | dict | None, init, structure) -> dict[str, Any]:
     """Values of `numpyro.param`s; a fit has those of its guide as well."""
+    known = dict(init.params) if isinstance(init, Fit) else {}
     if isinstance(params, Fit):
-        return dict(params.params)
+        return {**known, **params.params}
     unknown = sorted(set(params or {}) - set(structure.params))
     if unknown:
         raise ValueError(
             f"`params` must name `numpyro.param`s of the model, which are "
             f"{list(structure.params)}; got {unknown} as well."
         )
-    return dict(params or {})
+    return {**known, **(params or {})}
 
 
 def _chain_starts(key, init, structure, num_chains):

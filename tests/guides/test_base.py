@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
+from numpyro_gpx.guides.base import _standardised
 
 RNG = np.random.default_rng(63)
 N, M = 4, 3
@@ -216,3 +217,24 @@ def test_local_sites_are_fine_on_all_rows_and_refused_under_subsampling():
     with pytest.warns(UserWarning, match=r"Latent inputs \['h'\] .* become points"):
         values = handlers.seed(gpx.guides.WhitenedGaussian(local), 0)(y)
     assert values["h"].shape == (N,)
+
+
+def test_inducing_inputs_are_standardised_also_where_a_column_is_constant():
+    """Equal numbers whose mean rounds are no spread, and have no slope."""
+    rng = np.random.default_rng(0)
+    Z = jnp.asarray(np.column_stack([rng.normal(3.0, 5.0, 20), np.full(20, 0.1)]))
+    found, slope = jax.value_and_grad(lambda Z: jnp.sum(_standardised(Z) ** 3))(Z)
+    assert np.isfinite(found) and np.all(np.abs(slope) < 10.0)
+    found = _standardised(Z)
+    assert_allclose(found[:, 1], 0.0)
+    assert_allclose([found[:, 0].mean(), found[:, 0].std()], [0.0, 1.0], atol=1e-12)
+
+
+def test_a_gp_called_as_guides_call_the_hyperparameters_is_refused():
+    def other(X, y=None):
+        f = gpx.gp("theta", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", N):
+            gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.3), obs=y)
+
+    with pytest.raises(ValueError, match="must not be called `theta`"):
+        gpx.guides.WhitenedGaussian(other).setup(X, y)

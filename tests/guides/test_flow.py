@@ -235,15 +235,23 @@ def test_locations_follow_the_inducing_inputs():
     guide.setup(X, y)
     params = shaken(guide, jr.key(7), 0.4, X, y)
     silent = {"_auto_noise": jnp.zeros(10)}
-    found = handlers.substitute(handlers.seed(guide, 0), data={**params, **silent})(
-        X, y
+
+    def value(Z):
+        data = {**params, **silent, "Z2": Z}
+        return handlers.substitute(handlers.seed(guide, 0), data=data)(X, y)["f2"]
+
+    found, slope = jax.jit(lambda Z, way: jax.jvp(value, (Z,), (way,)))(
+        params["Z2"], along := jr.normal(jr.key(1), Z2.shape)
     )
     Z = np.asarray(params["Z2"])
     Z = (Z - Z.mean(0)) / Z.std(0)
     network = Network(2, (16,), 2)
     shift = network(params["f2_auto_base"], jnp.asarray(Z))[:, 0]
     assert np.max(np.abs(shift)) > 0.1
-    assert_allclose(found["f2"], params["f2_auto_loc"] + 0.3 * shift, rtol=1e-9)
+    assert_allclose(found, params["f2_auto_loc"] + 0.3 * shift, rtol=1e-9)
+    # Learnt inputs feel it.
+    moved = value(params["Z2"] + 1e-6 * along) - value(params["Z2"] - 1e-6 * along)
+    assert_allclose(slope, moved / 2e-6, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

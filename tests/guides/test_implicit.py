@@ -16,6 +16,7 @@ from numpyro import handlers
 
 import numpyro_gpx as gpx
 from numpyro_gpx.guides.networks import Network
+from numpyro_gpx.infer import game, target
 from numpyro_gpx.infer.adversarial import judge
 from numpyro_gpx.infer.game import Moves, Rules, _moved, discriminator_loss
 from numpyro_gpx.infer.problem import VariationalProblem
@@ -532,6 +533,64 @@ def test_single_precision_stays_single():
         assert fit.draws(5)["f"].dtype == np.float32
         assert {x.dtype for x in fit.params.values()} == {jnp.dtype(jnp.float32)}
         assert np.isfinite(fit.elbo(10).value)
+
+
+def test_the_model_cools_down_and_each_round_has_its_own_rows(monkeypatch):
+    shares, batches = [], []
+
+    def tempered(model, temperature, done):
+        assert temperature == 16.0
+        jax.debug.callback(lambda x: shares.append(float(x)), done)
+        return model
+
+    def draw_batch(key, structure):
+        found = target.draw_batch(key, structure)
+        jax.debug.callback(lambda x: batches.append(tuple(x.tolist())), found["data"])
+        return found
+
+    monkeypatch.setattr(game, "tempered", tempered)
+    monkeypatch.setattr(game, "draw_batch", draw_batch)
+    quick(with_theta, X, y, num_steps=4, temperature=16.0, batch_size=5)
+    jax.effects_barrier()
+    assert {0.0, 0.25, 0.5, 0.75} <= set(shares)
+    assert len(set(batches)) > 50  # of 104 rounds
+
+
+@pytest.mark.parametrize("still", ["generator", "theta"])
+def test_each_player_has_its_own_rate_and_number_of_steps(still):
+    guide = gpx.guides.Implicit(with_theta, widths=(8,), discriminator_widths=(8,))
+    moves = moves_of(with_theta, guide, X, y, **{still: 1e-12})
+
+    @jax.jit
+    def play(key):
+        before = moves.start(key, None)
+        return before, moves.round(before, key, 0, True)[0]
+
+    before, after = play(jr.key(0))
+    moved = {
+        name: float(np.max(np.abs(x - before.generator[name])))
+        for name, x in after.generator.items()
+    }
+    for name, distance in moved.items():
+        assert (distance < 1e-9) == (guide.player(name) == still), name
+    assert int(optax.tree_utils.tree_get(after.states[0], "count")) == 5
+
+
+def test_rates_fall_to_a_twentieth():
+    moves = moves_of(regression, gpx.guides.Implicit(regression), X, y)
+    rule = moves._falling(0.1)
+
+    @jax.jit
+    def steps(state):
+        def one(state, _):
+            # A constant gradient: Adam's step is the rate.
+            update, state = rule.update(jnp.ones(()), state)
+            return state, -update
+
+        return jax.lax.scan(one, state, None, length=101)[1]
+
+    found = steps(rule.init(jnp.zeros(())))
+    assert_allclose(found[jnp.asarray([0, 100])], [0.1, 0.005], rtol=1e-5)
 
 
 @pytest.mark.slow

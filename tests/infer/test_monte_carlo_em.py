@@ -9,6 +9,8 @@ from numpy.testing import assert_allclose
 from numpyro.distributions import constraints
 
 import numpyro_gpx as gpx
+from numpyro_gpx.infer.sampling import _params
+from numpyro_gpx.infer.structure import inspect_model
 
 SETTINGS = dict(num_warmup=20, num_samples=60, num_chains=2, progress=False)
 
@@ -93,11 +95,24 @@ def test_the_point_starts_at_another_fit():
     first = gpx.fit_svi(model, guide, X, y, key=jr.key(0), num_steps=50, progress=False)
     # Too slow to move.
     em = gpx.infer.MonteCarloEM(num_rounds=2, window=1, learning_rate=1e-9)
-    fit = gpx.fit_sghmc(model, X, y, key=jr.key(1), em=em, init=first, **SETTINGS)
+    fit = gpx.fit_sghmc(
+        model, X, y, key=jr.key(1), em=em, init=first, step_size=1e-9, **SETTINGS
+    )
     assert_allclose(fit.params["noise"], first.params["noise"], rtol=1e-6)
+    gaps = np.abs(first.draws(1000)["f"] - fit.draws(1)["f"][0]).max(axis=1)
+    assert np.min(gaps) < 1e-5
     found, expected = (x.draws(1)["lengthscale"][0] for x in (fit, first))
     assert_allclose(found, expected, rtol=1e-6)
     assert abs(np.log(expected)) > 0.05  # the prior's median is 1
+
+
+def test_what_is_given_as_params_goes_before_what_another_fit_has():
+    X, y = data()
+    structure = inspect_model(model, (X, y), {})
+    fit = gpx.Fit(model, (X, y), {}, None, engine="svi", params={"noise": 0.4})
+    assert _params(None, fit, structure) == {"noise": 0.4}
+    assert _params({"noise": 0.7}, fit, structure) == {"noise": 0.7}
+    assert _params(None, None, structure) == {}
 
 
 def test_what_cannot_be_moved_is_named():
@@ -114,6 +129,14 @@ def test_what_cannot_be_moved_is_named():
         gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, **settings)
     with pytest.raises(ValueError, match="the model has none"):
         gpx.fit_sghmc(fixed, X, y, key=jr.key(0), em=em, **SETTINGS)
+
+    def plain(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+    with pytest.raises(ValueError, match=r"only \['scale'\]. Leave `em` out"):
+        gpx.fit_sghmc(plain, X, y, key=jr.key(0), em=em, **SETTINGS)
     with pytest.raises(ValueError, match=r"which are \['noise'\]; got \['nose'\]"):
         gpx.fit_sghmc(model, X, y, key=jr.key(0), em=em, params={"nose": 0.2})
     with pytest.raises(TypeError, match="must be a MonteCarloEM, .*got the class"):

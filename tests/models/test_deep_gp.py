@@ -66,6 +66,15 @@ def test_deterministic_inner_layers_compose():
     ell = scipy.stats.norm(f_mean, 0.3).logpdf(y) - 0.5 * f_var / 0.09
     prior = scipy.stats.norm.logpdf(np.concatenate([v1.ravel(), v2])).sum()
     assert_allclose(found, prior + ell.sum(), rtol=1e-6)
+    # Batches of one row, each with its own target: on average, all rows.
+    batches = Target(deep, (X, y), {"batch_size": 1})
+    with gpx.jitter(1e-14):
+        each = jax.jit(jax.vmap(
+            lambda i: batches.log_density(
+                {"f1": v1, "f2": v2}, key=jr.key(3), batch={"data": i[None]}
+            )
+        ))(jnp.arange(6))  # fmt: skip
+    assert_allclose(np.mean(each), found, rtol=1e-6)
 
 
 def two_layers(Zs, num_latents):
@@ -439,6 +448,11 @@ def test_images_pass_through_learnt_convolutions():
 def test_arguments_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         gpx.models.deep_gp(data()[0][:4], **arguments)
+
+
+def test_a_number_in_the_place_of_widths_is_named():
+    with pytest.raises(TypeError, match=r"`widths` must be a sequence, `\(2,\)`"):
+        gpx.models.deep_gp(data()[0][:4], widths=2)
 
 
 def test_inputs_that_do_not_fit_are_named():

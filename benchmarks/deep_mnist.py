@@ -75,7 +75,7 @@ def models(X):
 
 def run_row(model, method, data, paces, label, seconds):
     X, y, X_test, y_test = data
-    contest = Contest(model, X, y, batch=256)
+    contest = Contest(model, X, y, batch=256, rounds=20)
     if label not in paces:
         paces[label] = contest.pace_of(method)
     before = time.perf_counter()

@@ -30,6 +30,7 @@ __all__ = ["METHODS", "Contest"]
 
 METHODS = ("DSVI", "SGHMC", "Flow", "Implicit")
 NUM_DRAWS, WARMUP = 200, 50  # of SGHMC
+# Steps of a pilot: more than the first block, which is compiled and not timed.
 PILOT = 300
 
 
@@ -41,10 +42,11 @@ class Contest:
         X: Inputs `(N, D)`.
         y: Targets.
         batch: Rows of a minibatch, if there are more.
+        rounds: Rounds of EM in the pilots of SGHMC, fewer where gradients are dear.
     """
 
-    def __init__(self, model, X, y, *, batch=512):
-        self.model, self.data = model, (X, y)
+    def __init__(self, model, X, y, *, batch=512, rounds=PILOT):
+        self.model, self.data, self.rounds = model, (X, y), rounds
         self.options = {"progress": False}
         if len(X) > batch:
             self.options["batch_size"] = batch
@@ -76,10 +78,10 @@ class Contest:
                 num_particles=1, num_draws=32, discriminator_steps=1, **self.options,
             )  # fmt: skip
 
-    def sghmc(self, key, rounds, gradients):
+    def sghmc(self, key, rounds, gradients, num_draws=NUM_DRAWS, warmup=WARMUP):
         """Monte Carlo EM, then the draws of one chain, `gradients` apart."""
         return gpx.fit_sghmc(
-            self.model, *self.data, key=key, num_warmup=WARMUP, num_samples=NUM_DRAWS,
+            self.model, *self.data, key=key, num_warmup=warmup, num_samples=num_draws,
             em=gpx.infer.MonteCarloEM(num_rounds=rounds), num_chains=1,
             num_steps=gradients, step_size=0.1, **self.options,
         )  # fmt: skip
@@ -99,14 +101,16 @@ class Contest:
         }
 
     def _pace_of_sghmc(self, key):
-        def seconds(rounds, gradients):
-            return timed(self.sghmc, key, rounds, gradients)
+        num_draws = max(self.rounds // 4, 1)
 
-        short = seconds(PILOT, 4)
-        gradient = slope(lambda n: seconds(PILOT, 4 + n) - short, 10)
+        def seconds(rounds, gradients):
+            return timed(self.sghmc, key, rounds, gradients, num_draws, 0)
+
+        short = seconds(self.rounds, 4)
+        gradient = slope(lambda n: seconds(self.rounds, 4 + n) - short, 10)
         return {
-            "round": slope(lambda n: seconds(PILOT + n, 4) - short, 2 * PILOT),
-            "gradient": gradient / (NUM_DRAWS + WARMUP),
+            "round": slope(lambda n: seconds(self.rounds + n, 4) - short, self.rounds),
+            "gradient": gradient / num_draws,
         }
 
     def train(self, method, key, pace, seconds):

@@ -312,8 +312,10 @@ def test_bad_arguments_are_named(result):
         gpx.compare({"nuts": "draws"}, X_TEST, Y_TEST)
     with pytest.raises(ValueError, match="same number of rows; got 5 and 4"):
         gpx.compare(fits, X_TEST, Y_TEST[:4])
-    with pytest.raises(ValueError, match="`y_test` must come with `X_test`"):
+    with pytest.raises(ValueError, match="`X_test` was given without `y_test`"):
         gpx.compare(fits, X_TEST)
+    with pytest.raises(ValueError, match="`site` was given without `y_test`"):
+        gpx.compare(fits, site="y")
     with pytest.raises(ValueError, match=r"`y_test` must have the shape \(5,\)"):
         gpx.compare(fits, X_TEST, Y_TEST[:, None])
     with pytest.raises(

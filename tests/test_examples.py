@@ -13,15 +13,15 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
     "name",
     [
         "counts",
-        pytest.param("deep_gp", marks=pytest.mark.slow),
+        "deep_gp",
         pytest.param("two_modes", marks=pytest.mark.slow),
         pytest.param("freyface", marks=pytest.mark.slow),
         "free_simulation",
         pytest.param("gplvm", marks=pytest.mark.slow),
         "heteroscedastic",
         pytest.param("latent_regression", marks=pytest.mark.slow),
-        pytest.param("learnt_link", marks=pytest.mark.slow),
-        pytest.param("multiclass", marks=pytest.mark.slow),
+        "learnt_link",
+        "multiclass",
     ],
 )
 def test_an_example_draws_its_figure(name, tmp_path, monkeypatch):

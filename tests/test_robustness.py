@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_gpx as gpx
+from numpyro_gpx.infer.data import check_data
 
 NOISE = 0.5
 
@@ -239,6 +240,36 @@ def test_a_kernel_that_cannot_be_factorised_is_named_after_one_more_try():
         ):
             with pytest.raises(ValueError, match=words):
                 run()
+
+
+def test_targets_that_are_not_the_second_argument_are_counted_too():
+    def model(X, group, y=None):
+        scale = numpyro.sample(
+            "scale", dist.LogNormal(0.0, 1.0).expand([2]).to_event(1)
+        )
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(0.0, scale[group[i]]), obs=y[i])
+
+    group = np.zeros(12, int)
+    for run in (
+        lambda: gpx.fit_nuts(model, _X, group, Y[:7], key=jr.key(0)),
+        lambda: gpx.fit_nuts(model, _X, group, y=Y[:7], key=jr.key(0)),
+    ):
+        with pytest.raises(ValueError, match="`X` and `y` must .*; got 12 and 7"):
+            run()
+
+
+def test_nan_in_targets_of_plain_sites_is_named_unless_masked():
+    def model(y=None, mask=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        fn = dist.Normal(0.0, scale)
+        with numpyro.plate("data", 3):
+            numpyro.sample("y", fn if mask is None else fn.mask(mask), obs=y)
+
+    y = np.array([0.2, np.nan, 0.3])
+    with pytest.raises(ValueError, match="site `y` must not be NaN; got 1 of 3"):
+        check_data(model, (y, None), {})
+    check_data(model, (y, ~np.isnan(y)), {})
 
 
 def test_a_gradient_that_is_not_finite_stops_a_fit_where_it_starts():

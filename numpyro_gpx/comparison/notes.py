@@ -62,7 +62,7 @@ def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
         )
     raw = dict.fromkeys(
         s for name, fit in fits.items() for s in fit.structure.row_sites
-        if s in entries[name]
+        if s in entries[name] and fit.structure.gps
     )  # fmt: skip
     if raw:
         notes.append(
@@ -76,7 +76,26 @@ def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
             f"L-BFGS stopped before it converged: {', '.join(unfinished)}; raise "
             "`max_steps`."
         )
+    notes += _point_notes(fits, entries, reference)
     return tuple(notes + _bound_notes(fits, entries) + _mixing_notes(fits, sites))
+
+
+def _point_notes(fits, entries, reference):
+    """On hyperparameters that have no spread."""
+    notes = []
+    moved = [name for name, fit in fits.items() if "em" in fit.info]
+    if moved:
+        notes.append(
+            f"{', '.join(moved)}: hyperparameters are points, moved by Monte Carlo EM; "
+            "only the other sites are sampled."
+        )
+    names = fits[reference].structure.hyperparameters
+    if len(fits) > 1 and names and _has_points(names, entries[reference]):
+        notes.append(
+            f"{reference}, the reference, holds {', '.join(names)} as points: no "
+            "distances for these. `reference=` names another fit."
+        )
+    return notes
 
 
 def _bound_notes(fits, entries):

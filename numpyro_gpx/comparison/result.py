@@ -95,7 +95,7 @@ def compare(
         fits: Fits by name.
         X_test: Test inputs, or a tuple of all the model's arguments without targets,
             such as `(X_test, exposure_test)`; they are passed to `fit.predict`. `None`
-            for models without inputs.
+            for models without inputs, or without test rows.
         y_test: Test targets `(N,)` or `(N, P)`; without them nothing is predicted.
         reference: Name of the fit that distances refer to; by default the first that
             samples its target exactly in the limit (NUTS), else the first.
@@ -116,8 +116,8 @@ def compare(
     test = None if y_test is None else _test_rows(fits, X_test, y_test, site)
     if test is None and (X_test is not None or site is not None):
         raise ValueError(
-            "`y_test` must come with `X_test` and `site`, which say what it is; leave "
-            "out all three, or none."
+            f"`{'site' if X_test is None else 'X_test'}` was given without `y_test`. "
+            "Pass the targets too, or leave out both to compare posteriors alone."
         )
     entries = {
         label: scalar_entries(fit, num_draws, summaries) for label, fit in fits.items()

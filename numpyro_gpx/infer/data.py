@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
+from numpyro.distributions import MaskedDistribution
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_gpx import checks
@@ -94,7 +95,7 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
     """
     if args and eqx.is_array(args[0]) and takes_inputs(model):
         checks.finite("X", args[0])  # unlike targets, inputs have no mask
-    _check_rows(args)
+    _check_rows(model, args, kwargs)
     trace, values = _observed(model, args, kwargs)
     if not values:
         raise ValueError(
@@ -108,6 +109,13 @@ def check_data(model, args: tuple, kwargs: dict) -> Structure:
             _check_weights(name, mask, weights)
         elif isinstance(fn, ExactRegression):
             checks.finite(name, value)
+        elif not _is_masked(fn) and np.isnan(value).any():
+            number = np.isnan(value).sum()
+            raise ValueError(
+                f"Targets of site `{name}` must not be NaN; got {number} of "
+                f"{value.size}. Leave these rows out, or mask them with "
+                "`numpyro.handlers.mask`."
+            )
     return structure_of(trace)
 
 
@@ -146,11 +154,27 @@ def _check_weights(name, mask, weights):
         )
 
 
-def _check_rows(args):
-    """Raise if the first two arguments, inputs and targets, differ in length.
+def _is_masked(fn) -> bool:
+    while not isinstance(fn, MaskedDistribution):
+        if not hasattr(fn, "base_dist"):
+            return False
+        fn = fn.base_dist
+    return True
+
+
+def _check_rows(model, args, kwargs):
+    """Raise if inputs and targets differ in length: the first two arguments, and `y`.
 
     Inside the model it would go unseen: `y[i]` past the end is the last row in JAX.
     """
+    names = list(inspect.signature(model).parameters)
+    y = {**dict(zip(names, args, strict=False)), **kwargs}.get("y")
+    if takes_inputs(model) and args and eqx.is_array(args[0]) and eqx.is_array(y):
+        if args[0].ndim and y.ndim and len(args[0]) != len(y):
+            raise ValueError(
+                f"`{names[0]}` and `y` must have the same number of rows; got "
+                f"{len(args[0])} and {len(y)}."
+            )
     rows = [len(x) for x in args[:2] if eqx.is_array(x) and x.ndim]
     if len(rows) == 2 and rows[0] != rows[1]:
         raise ValueError(

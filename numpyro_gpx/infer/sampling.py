@@ -341,6 +341,11 @@ def _params(params: Fit | dict | None, init, structure) -> dict[str, Any]:
     known = dict(init.params) if isinstance(init, Fit) else {}
     if isinstance(params, Fit):
         return {**known, **params.params}
+    if params is not None and not isinstance(params, dict):
+        raise TypeError(
+            "`params` must be a fit or a dictionary of values by name; got "
+            f"{type(params).__name__}."
+        )
     unknown = sorted(set(params or {}) - set(structure.params))
     if unknown:
         raise ValueError(

@@ -146,6 +146,7 @@ def fit_lbfgs(
 
 
 def _check_density(guide, function: str) -> None:
+    checks.guide(guide)
     if not getattr(guide, "has_density", True):
         raise TypeError(
             f"`{function}` would never train the discriminator of "

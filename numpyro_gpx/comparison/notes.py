@@ -123,8 +123,8 @@ def _bound_notes(fits, entries):
 
 
 def _has_points(names, entries) -> bool:
-    draws = (x for name in names for x in entries.get(name, {}).values())
-    return all(np.ptp(x) <= 1e-6 * np.max(np.abs(x)) for x in draws)
+    draws = [x for name in names for x in entries.get(name, {}).values()]
+    return bool(draws) and all(np.ptp(x) <= 1e-6 * np.max(np.abs(x)) for x in draws)
 
 
 def _mixing_notes(fits, sites):

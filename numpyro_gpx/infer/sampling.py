@@ -338,7 +338,8 @@ def _no_batches(function, kwargs):
 
 def _params(params: Fit | dict | None, init, structure) -> dict[str, Any]:
     """Values of `numpyro.param`s; a fit has those of its guide as well."""
-    known = dict(init.params) if isinstance(init, Fit) else {}
+    known = init.params if isinstance(init, Fit) else {}
+    known = {name: known[name] for name in structure.params if name in known}
     if isinstance(params, Fit):
         return {**known, **params.params}
     if params is not None and not isinstance(params, dict):

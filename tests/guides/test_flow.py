@@ -254,7 +254,6 @@ def test_locations_follow_the_inducing_inputs():
     assert_allclose(slope, moved / 2e-6, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
 def test_gradient_of_the_bound_agrees_with_finite_differences():
     guide = gpx.guides.Flow(classifier, hidden=4, num_bins=3)
     guide.setup(X, labels)

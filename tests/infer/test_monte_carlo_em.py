@@ -87,6 +87,8 @@ def test_fits_with_em_predict_and_keep_their_record():
     assert fit.info["log_densities"].shape == (30,)
     assert fit.draws()["f"].shape == (120, 6)
     assert fit.predict(X).mean.shape == (40,)
+    again = gpx.fit_sghmc(model, X, y, key=jr.key(1), batch_size=10, em=em, **SETTINGS)
+    assert_allclose(again.draws()["f"], fit.draws()["f"])
 
 
 def test_the_point_starts_at_another_fit():
@@ -109,7 +111,9 @@ def test_the_point_starts_at_another_fit():
 def test_what_is_given_as_params_goes_before_what_another_fit_has():
     X, y = data()
     structure = inspect_model(model, (X, y), {})
-    fit = gpx.Fit(model, (X, y), {}, None, engine="svi", params={"noise": 0.4})
+    fit = gpx.Fit(
+        model, (X, y), {}, None, engine="svi", params={"noise": 0.4, "f_auto_loc": 0.0}
+    )
     assert _params(None, fit, structure) == {"noise": 0.4}
     assert _params({"noise": 0.7}, fit, structure) == {"noise": 0.7}
     assert _params(None, None, structure) == {}

@@ -36,13 +36,19 @@ def models(X):
     """Models by name, and whether they have a latent input."""
     Z = np.asarray(gpx.inducing.kmeans(jr.key(0), X, NUM_INDUCING))
     # Latent inputs need inducing inputs of their own beside each one of X.
-    wide = np.random.default_rng(0).permutation(np.tile(Z, (2, 1)))
+    rng = np.random.default_rng(0)
+    wide = rng.permutation(np.tile(Z, (2, 1)))
+    drawn = rng.normal(size=(len(wide), 1))
+    points = gpx.inducing.Points(Z, learn=True)
+    joint = gpx.inducing.Points(np.c_[wide, drawn], learn=True)
+    # The second layer sees two columns, of which the second starts near 0.
+    second = gpx.inducing.Points(np.c_[wide, 0.01 * drawn], learn=True)
     return {
-        "shallow": (gpx.models.deep_gp(Z), False),
-        "deep": (gpx.models.deep_gp(Z, widths=(1,)), False),
-        "latent, shallow": (gpx.models.deep_gp(wide, num_latents=1), True),
+        "shallow": (gpx.models.deep_gp(points), False),
+        "deep": (gpx.models.deep_gp(points, widths=(1,)), False),
+        "latent, shallow": (gpx.models.deep_gp([joint], num_latents=1), True),
         "latent, deep": (
-            gpx.models.deep_gp(wide, widths=(2,), num_latents=(1, 0)),
+            gpx.models.deep_gp([joint, second], widths=(2,), num_latents=(1, 0)),
             True,
         ),
     }

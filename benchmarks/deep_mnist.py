@@ -52,13 +52,13 @@ def models(X):
 
     # One lengthscale for all pixels, of the size of their distances: at 1 all images
     # are strangers to each other, and two layers stayed at chance.
-    typical = float(gpx.starting.lengthscale(X, ard=False))
+    typical = float(gpx.models.priors.lengthscale(X, ard=False))
     kernel = gpx.models.priors.stationary(lengthscale=typical)
 
     def make(**options):
         return gpx.models.deep_gp(
-            Z, num_outputs=10, likelihood=gpx.likelihoods.RobustMax(10), kernel=kernel,
-            **options,
+            gpx.inducing.Points(Z, learn=True), num_outputs=10, kernel=kernel,
+            likelihood=gpx.likelihoods.RobustMax(10), **options,
         )  # fmt: skip
 
     dense = gpx.means.skip(X, WIDTH)

@@ -41,7 +41,9 @@ def ours():
     import numpyro_gpx as gpx
 
     X, y, Z = make_data()
-    model = gpx.models.deep_gp(Z, widths=(NUM_COLUMNS,))
+    model = gpx.models.deep_gp(
+        gpx.inducing.Points(Z, learn=True), widths=(NUM_COLUMNS,)
+    )
     fit = gpx.fit_svi(
         model, gpx.guides.WhitenedGaussian(model), X, y, key=jr.key(0),
         num_steps=5 * STEPS, batch_size=BATCH, optimizer=optax.adam(0.01),

@@ -46,8 +46,8 @@ def independent(contest, name, start):
 def chain(contest, rounds, warmup, samples):
     return gpx.fit_sghmc(
         contest.model, *contest.data, key=jr.key(3), num_warmup=warmup,
-        num_samples=samples, num_steps=THINNING, num_chains=1, step_size=0.1,
-        em=gpx.infer.MonteCarloEM(num_rounds=rounds), **contest.options,
+        num_samples=samples, num_integration_steps=THINNING, num_chains=1,
+        step_size=0.1, em=gpx.infer.MonteCarloEM(num_rounds=rounds), **contest.options,
     )  # fmt: skip
 
 

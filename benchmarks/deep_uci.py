@@ -41,7 +41,9 @@ NUM_INDUCING = 100
 
 def make_model(X, depth):
     Z = gpx.inducing.kmeans(jr.key(0), X, min(NUM_INDUCING, len(X)))
-    return gpx.models.deep_gp(np.asarray(Z), widths=(X.shape[1],) * (depth - 1))
+    return gpx.models.deep_gp(
+        gpx.inducing.Points(Z, learn=True), widths=(X.shape[1],) * (depth - 1)
+    )
 
 
 def run_row(folder, name, depth, split, method, paces, seconds):

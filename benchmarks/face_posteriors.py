@@ -4,10 +4,11 @@
 
 A GPLVM with two latent dimensions learns 1000 frames of Frey's face. Of new frames only
 the upper half is seen, so that several places in the plane may explain it. Their
-posterior, `gpx.row_model`, is computed on a grid and inferred by a Gaussian, a flow and
-an implicit guide. The frames shown are those, of 200 that were not learnt from, whose
-grid posterior has the most mass outside the region around its highest mode. The thesis
-has two layers, and no inducing points; one sparse layer is what two cores manage.
+posterior, `gpx.latent_space.row_model`, is computed on a grid and inferred by a
+Gaussian, a flow and an implicit guide. The frames shown are those, of 200 that were not
+learnt from, whose grid posterior has the most mass outside the region around its
+highest mode. The thesis has two layers, and no inducing points; one sparse layer is
+what two cores manage.
 
 Settings were fixed before the first run.
 """
@@ -53,16 +54,16 @@ def faces(folder):
 
 
 def learn(Y):
-    start = np.asarray(gpx.starting.pca(Y, 2))
+    start = np.asarray(gpx.latent_space.pca(Y, 2))
     Z = gpx.inducing.kmeans(jr.key(0), start, 50)
-    model = gpx.models.gplvm(Z, num_outputs=Y.shape[1])
+    model = gpx.models.gplvm(gpx.inducing.Points(Z, learn=True), num_outputs=Y.shape[1])
     guide = gpx.guides.UnscentedLatent(gpx.guides.OptimalGaussian(model))
     return gpx.fit_lbfgs(model, guide, Y, key=jr.key(0), max_steps=200, progress=False)
 
 
 def plane(fit, number=100):
     """Coordinates of a grid over the latent inputs that were learnt, `(G,)` each."""
-    means = fit.latents().mean
+    means = fit.latent_inputs().mean
     low, high = means.min(axis=0) - 1.0, means.max(axis=0) + 1.0
     return np.linspace(low[0], high[0], number), np.linspace(low[1], high[1], number)
 
@@ -108,7 +109,7 @@ def infer(method, model):
     if method == "Implicit":
         guide = gpx.guides.Implicit(model, theta="joint")
         return gpx.fit_implicit(
-            model, guide, num_steps=5000, temperature=20.0, **options
+            model, guide, num_rounds=5000, temperature=20.0, **options
         )
     blocks = 0 if method == "Gaussian" else 4
     guide = gpx.guides.Flow(
@@ -176,7 +177,7 @@ def main():
     panels, lines = [], []
     for index in shown:
         truth = grid.posterior(seen[index])
-        model = gpx.row_model(fit, seen[index][None], missing=True)
+        model = gpx.latent_space.row_model(fit, seen[index][None], missing=True)
         ps, scores = [truth], {}
         for method in METHODS:
             with warnings.catch_warnings():

@@ -74,7 +74,7 @@ class Contest:
             # In 1000 dimensions it tells all draws apart; benchmarks record that.
             warnings.simplefilter("ignore", UserWarning)
             return gpx.fit_implicit(
-                self.model, guide, *self.data, key=key, num_steps=steps, init=start,
+                self.model, guide, *self.data, key=key, num_rounds=steps, init=start,
                 num_particles=1, num_draws=32, discriminator_steps=1, **self.options,
             )  # fmt: skip
 
@@ -83,7 +83,7 @@ class Contest:
         return gpx.fit_sghmc(
             self.model, *self.data, key=key, num_warmup=warmup, num_samples=num_draws,
             em=gpx.infer.MonteCarloEM(num_rounds=rounds), num_chains=1,
-            num_steps=gradients, step_size=0.1, **self.options,
+            num_integration_steps=gradients, step_size=0.1, **self.options,
         )  # fmt: skip
 
     def pace_of(self, method):

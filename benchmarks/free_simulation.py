@@ -125,20 +125,22 @@ def score(sim, y):
 
 def run(series, setting, kernel_name, quick):
     num_train = SETTINGS[setting]
-    rows, targets = gpx.lagged(series[:num_train], NUM_LAGS)
+    rows, targets = gpx.timeseries.lagged(series[:num_train], NUM_LAGS)
     shift, scale = targets.mean(), targets.std()
     X, y = (rows - shift) / scale, (targets - shift) / scale
     history = (series[:NUM_LAGS] - shift) / scale
 
     def scored(fit, rule, joint, key):
         num_steps = len(series) - NUM_LAGS
-        sim = gpx.simulate(fit, history, num_steps, rule=rule, joint=joint, key=key)
+        sim = gpx.timeseries.simulate(
+            fit, history, num_steps, rule=rule, joint=joint, key=key
+        )
         return score(sim.rescaled(shift, scale), series[num_train:])
 
     def path_scores(fit):
         """Scores of the mean and variance of drawn paths, which the rules imitate."""
         before = time.perf_counter()
-        paths = gpx.simulate_paths(
+        paths = gpx.timeseries.simulate_paths(
             fit, history, len(series) - NUM_LAGS, key=jr.key(0), num_paths=4096
         )
         sim = Simulation(paths.mean(0), paths.var(0)).rescaled(shift, scale)

@@ -45,7 +45,9 @@ def our_step(num_rows, rule_name, kernel_name="RBF"):
     kernel = gpx.models.priors.stationary(
         getattr(gpx.kernels, kernel_name), num_dims=NUM_LATENTS
     )
-    model = gpx.models.gplvm(Z, num_outputs=NUM_OUTPUTS, kernel=kernel)
+    model = gpx.models.gplvm(
+        gpx.inducing.Points(Z, learn=True), num_outputs=NUM_OUTPUTS, kernel=kernel
+    )
     rule = getattr(gpx.cubature, rule_name)()
     guide = gpx.guides.UnscentedLatent(
         gpx.guides.OptimalGaussian(model), rule=rule, init=H

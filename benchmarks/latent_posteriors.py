@@ -27,7 +27,7 @@ from results import markdown_table, write
 import numpyro_gpx as gpx
 
 NUM_ROWS, NUM_OUTPUTS, NUM_LATENTS, NUM_INDUCING = 30, 5, 2, 15
-DISTANCES = gpx.pairwise_distances("h")
+DISTANCES = gpx.latent_space.pairwise_distances("h")
 
 
 def make_data(seed):
@@ -58,7 +58,7 @@ def make_guides(model):
 def fit_all(seed, quick):
     """Variational fits, and NUTS started from the one with the best bound."""
     Y, Z, _ = make_data(seed)
-    model = gpx.models.gplvm(Z, num_outputs=NUM_OUTPUTS, learn_inducing=False)
+    model = gpx.models.gplvm(gpx.inducing.Points(Z), num_outputs=NUM_OUTPUTS)
     steps, length = (200, 50) if quick else (4000, 1000)
     schedule = optax.cosine_decay_schedule(0.02, steps)
     fits = {

@@ -42,6 +42,8 @@ from results import FOLDER, markdown_table, write
 from scipy.stats import multivariate_normal, norm
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target
 
 NAME = "multimodal_posterior"
 SEEDS = range(5)
@@ -124,7 +126,7 @@ def density(u):
 def check_density():
     """The model's own density, normalised on a grid, is the one in closed form."""
     grid = np.linspace(-14.0, 14.0, 4001)
-    target = gpx.infer.Target(model, (jnp.asarray(Y),))
+    target = Target(Call(model, (jnp.asarray(Y),)))
     log_p = jax.vmap(lambda u: target.log_density({"u": u}))(jnp.asarray(grid))
     p = np.exp(np.asarray(log_p) - np.max(log_p))
     p /= np.trapezoid(p, grid)
@@ -162,7 +164,7 @@ def implicit(seed, y, **options):
     options = dict(options)  # `THESIS` is used again
     guide = gpx.guides.Implicit(model, theta="joint", **options.pop("guide", {}))
     return gpx.fit_implicit(
-        model, guide, y, key=jr.key(seed), num_steps=6000, num_particles=64,
+        model, guide, y, key=jr.key(seed), num_rounds=6000, num_particles=64,
         progress=False, **options,
     )  # fmt: skip
 

@@ -74,13 +74,13 @@ def make_likelihood(name, binary):
     if binary:
         links = {
             "SFGP": lambda: gpx.links.PiecewiseConstant.of("logit", **PIECES),
-            "SFGP-l": lambda: gpx.models.learnt_link("link", "logit", **PIECES),
+            "SFGP-l": lambda: gpx.links.learnt_link("link", "logit", **PIECES),
             "SVGP": lambda: "logit",
         }
         return gpx.likelihoods.Bernoulli(link=links[name]())
     links = {
-        "SFGP-l": lambda: gpx.models.learnt_link("link", "identity", **PIECES),
-        "SFGP-Prior": lambda: gpx.models.random_link("link", integrate=True, **PIECES),
+        "SFGP-l": lambda: gpx.links.learnt_link("link", "identity", **PIECES),
+        "SFGP-Prior": lambda: gpx.links.random_link("link", integrate=True, **PIECES),
         "SVGP": lambda: "identity",
     }
     return gpx.likelihoods.Gaussian(positive_param("noise", 0.5), link=links[name]())
@@ -92,7 +92,7 @@ def make_model(name, binary, Z):
             variance=positive_param("variance", 1.0),
             lengthscale=positive_param("lengthscale", np.sqrt(X.shape[1])),
         )
-        inducing = gpx.inducing.Points(numpyro.param("Z", jnp.asarray(Z)))
+        inducing = gpx.inducing.Points(Z, learn=True)
         f = gpx.gp("f", kernel, inducing=inducing)
         likelihood = make_likelihood(name, binary)
         with numpyro.plate("data", X.shape[0]):

@@ -36,7 +36,7 @@ from numpyro.contrib.module import eqx_module
 from results import FOLDER, markdown_table, write
 
 import numpyro_gpx as gpx
-from numpyro_gpx.psi import psi_statistics
+from numpyro_gpx.processes.psi import psi_statistics
 from numpyro_gpx.uncertain import InputBelief
 
 NAME = "unscented_tables"
@@ -138,10 +138,12 @@ def kernel_prior(kind, num_dims):
 
 def fit_once(Y, method, kind, num_dims, seed, steps):
     """One fit: latent means in the two most relevant dimensions, and its record."""
-    start = np.asarray(gpx.starting.pca(Y, num_dims))
+    start = np.asarray(gpx.latent_space.pca(Y, num_dims))
     chosen = np.random.default_rng(seed).choice(len(Y), NUM_INDUCING, replace=False)
     model = gpx.models.gplvm(
-        start[chosen], num_outputs=Y.shape[1], kernel=kernel_prior(kind, num_dims)
+        gpx.inducing.Points(start[chosen], learn=True),
+        num_outputs=Y.shape[1],
+        kernel=kernel_prior(kind, num_dims),
     )
     rule = rule_of(method)
     guide = gpx.guides.UnscentedLatent(gpx.guides.OptimalGaussian(model), rule=rule)
@@ -158,7 +160,7 @@ def fit_once(Y, method, kind, num_dims, seed, steps):
             fit = gpx.fit_lbfgs(
                 model, guide, Y, key=key, max_steps=steps, progress=False
             )
-    H = fit.latents().mean
+    H = fit.latent_inputs().mean
     if kind != "MLP":
         H = H[:, np.argsort(fit.draws(4)["lengthscale"][0])[:2]]
     info = {
@@ -191,7 +193,7 @@ def run_row(Y, labels, method, kind, num_dims, repeats, steps):
 
 def baseline(Y, labels, method):
     """1-NN on principal components, or on the data themselves."""
-    H = Y if method == "raw" else np.asarray(gpx.starting.pca(Y, int(method[4:])))
+    H = Y if method == "raw" else np.asarray(gpx.latent_space.pca(Y, int(method[4:])))
     found = accuracies(H, labels)
     return {"accuracy": float(found.mean()), "fold_sd": float(found.std())}
 

@@ -45,7 +45,7 @@ def main(args=None) -> None:
     grid = np.linspace(0.0, 10.0, 150)[:, None]
     figure, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
     for name, fit in fits.items():
-        latent = fit.predict(grid, latent=True)
+        latent = fit.predict(grid, of="latent")
         low, high = (np.exp(latent.mean + c * latent.sd) for c in (-2.0, 2.0))
         ax.fill_between(grid[:, 0], low, high, alpha=0.2, linewidth=0)
         ax.plot(grid[:, 0], np.exp(latent.mean), label=name)

@@ -37,18 +37,18 @@ def rbf(name):
     )
 
 
-# What `gpx.models.deep_gp(Z, widths=(1,))` returns, but for the priors.
+# What `gpx.models.deep_gp(gpx.inducing.Points(Z), widths=(1,))` returns, but for the
+# priors and the inducing inputs of the second layer, which are learnt.
 def deep(X, y=None, *, batch_size=None):
     f1 = gpx.gp(
         "f1", rbf("f1"), inducing=gpx.inducing.Points(Z), num_outputs=1,
         mean=gpx.means.Identity(),
     )  # fmt: skip
-    Z2 = numpyro.param("Z2", Z)
-    f2 = gpx.gp("f2", rbf("f2"), inducing=gpx.inducing.Points(Z2))
+    f2 = gpx.gp("f2", rbf("f2"), inducing=gpx.inducing.Points(Z, learn=True))
     noise = gpx.models.priors.gaussian_noise()
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
         h = gpx.propagate("h", f1(X[i]))
-        gpx.observe("y", f2(h), noise, obs=None if y is None else y[i])
+        gpx.observe("y", f2(h), noise, obs=y, rows=i)
 
 
 def shallow(X, y=None):

@@ -70,8 +70,7 @@ def run(out: Path, sizes: Sizes, *, progress: bool) -> None:
         )
         f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
         with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
-            obs = None if y is None else y[i]
-            gpx.observe("y", f(X[i]), gpx.likelihoods.Bernoulli(), obs=obs)
+            gpx.observe("y", f(X[i]), gpx.likelihoods.Bernoulli(), obs=y, rows=i)
 
     say("SVI: a Gaussian q(v | theta) q(theta) ...")
     guide = gpx.guides.ConditionalGaussian(model)
@@ -91,7 +90,8 @@ def run(out: Path, sizes: Sizes, *, progress: bool) -> None:
     sghmc = gpx.fit_sghmc(
         model, X, y, key=key_sghmc, batch_size=sizes.num_data // 2,
         num_warmup=sizes.sghmc_draws, num_samples=sizes.sghmc_draws, num_chains=2,
-        step_size=0.1, num_steps=sizes.sghmc_steps, progress=progress,
+        step_size=0.1, num_integration_steps=sizes.sghmc_steps,
+        progress=progress,
     )  # fmt: skip
     say(f"  {sghmc.seconds:.1f} s")
 

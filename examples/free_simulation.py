@@ -37,7 +37,7 @@ def main(args=None) -> None:
     past, future = series[:NUM_TRAIN], series[NUM_TRAIN:]
     # The series is standardised before it is cut into rows: what is fed back is y.
     shift, scale = past.mean(), past.std()
-    X, y = gpx.lagged((past - shift) / scale, NUM_LAGS)
+    X, y = gpx.timeseries.lagged((past - shift) / scale, NUM_LAGS)
     model = gpx.models.svgp(gpx.inducing.Data(X), kernel=kernel)
     fit = gpx.fit_lbfgs(
         model,
@@ -57,7 +57,9 @@ def main(args=None) -> None:
         1, 2, figsize=(11, 4), sharey=True, layout="constrained"
     )
     for ax, (words, rule) in zip(panels, rules.items(), strict=True):
-        sim = gpx.simulate(fit, history, len(future), rule=rule).rescaled(shift, scale)
+        sim = gpx.timeseries.simulate(fit, history, len(future), rule=rule).rescaled(
+            shift, scale
+        )
         shown = past[-36:]
         gpx.plots.simulation(
             sim, history=shown, y=future, time=time[NUM_TRAIN - len(shown) :],

@@ -42,7 +42,7 @@ def main(args=None) -> None:
 
     upper_half = np.arange(test.shape[1]) < (shape[0] // 2) * shape[1]
     seen = np.where(upper_half, test, np.nan)
-    projection = gpx.project(
+    projection = gpx.latent_space.project(
         fit,
         (seen - mean_image) / scale,
         key=jr.key(1),
@@ -55,7 +55,7 @@ def main(args=None) -> None:
     number = (4, 4) if options.quick else (10, 8)
     plane = gpx.plots.manifold(fit, shape, num=number, shift=mean_image, scale=scale)
     # Without the noise of single pixels, which would hide all else.
-    faces = projection.reconstruct(latent=True).rescaled(mean_image, scale)
+    faces = projection.reconstruct(of="f").rescaled(mean_image, scale)
     halves = gpx.plots.reconstructions(
         test, seen, faces, shape, num=NUM_SHOWN, num_draws=1
     )
@@ -64,10 +64,10 @@ def main(args=None) -> None:
 
 def fit_images(Y, options):
     """A GPLVM with two latent dimensions."""
-    start = np.asarray(gpx.starting.pca(Y, 2))
+    start = np.asarray(gpx.latent_space.pca(Y, 2))
     Z = gpx.inducing.kmeans(jr.key(0), start, 10 if options.quick else 50)
-
-    model = gpx.models.gplvm(Z, num_outputs=Y.shape[1])
+    inducing = gpx.inducing.Points(Z, learn=True)
+    model = gpx.models.gplvm(inducing, num_outputs=Y.shape[1])
     return gpx.fit_lbfgs(
         model,
         gpx.guides.UnscentedLatent(gpx.guides.OptimalGaussian(model)),

@@ -29,12 +29,13 @@ def main(args=None) -> None:
     Y, labels = load_data(options)
     Y = (Y - Y.mean(axis=0)) / Y.std(axis=0)
     num_dims = 3 if options.quick else 5
-    start = np.asarray(gpx.starting.pca(Y, num_dims))
+    start = np.asarray(gpx.latent_space.pca(Y, num_dims))
     Z = gpx.inducing.kmeans(jr.key(0), start, 8 if options.quick else 50)
     kernel = gpx.models.priors.stationary(
         gpx.kernels.Matern32, num_dims=num_dims, lengthscale=num_dims**0.5
     )
-    model = gpx.models.gplvm(Z, num_outputs=Y.shape[1], kernel=kernel)
+    inducing = gpx.inducing.Points(Z, learn=True)
+    model = gpx.models.gplvm(inducing, num_outputs=Y.shape[1], kernel=kernel)
     fit = gpx.fit_lbfgs(
         model,
         gpx.guides.UnscentedLatent(gpx.guides.OptimalGaussian(model)),
@@ -65,7 +66,7 @@ def main(args=None) -> None:
     axes[2].set_title("relevance of the dimensions", loc="left", fontsize="medium")
 
     lengthscale = fit.draws(1)["lengthscale"][0]
-    means = fit.latents().mean
+    means = fit.latent_inputs().mean
     two = np.argsort(lengthscale)[:2]
     found = {
         "two principal components": start[:, :2],

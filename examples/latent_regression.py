@@ -62,13 +62,13 @@ def fit_all(X, y, options):
     joint = np.concatenate(
         [rng.permutation(np.tile(Z, (2, 1))), rng.normal(size=(2 * len(Z), 1))], axis=1
     )
-    spread = gpx.starting.lengthscale(X)
+    spread = gpx.models.priors.lengthscale(X)
     plain = gpx.models.svgp(
         gpx.inducing.Points(Z),
         kernel=gpx.models.priors.stationary(gpx.kernels.RBF, lengthscale=spread[0]),
     )
     latent = gpx.models.latent_gp(
-        joint,
+        gpx.inducing.Points(joint, learn=True),
         kernel=gpx.models.priors.stationary(
             gpx.kernels.RBF, num_dims=2, lengthscale=np.array([0.5 * spread[0], 1.0])
         ),

@@ -44,7 +44,7 @@ def classify(options: Options):
     def model(X, y=None):
         kernel = gpx.models.priors.stationary(gpx.kernels.RBF)()
         f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
-        link = gpx.models.learnt_link("link", "logit", num_pieces=20)
+        link = gpx.links.learnt_link("link", "logit", num_pieces=20)
         with numpyro.plate("data", X.shape[0]):
             gpx.observe("y", f(X), gpx.likelihoods.Bernoulli(link), obs=y)
 
@@ -81,7 +81,7 @@ def regress(options: Options):
     def model(X, y=None):
         kernel = gpx.kernels.RBF(variance=1.0, lengthscale=0.8)
         f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
-        link = gpx.models.random_link("link", num_pieces=16, integrate=True)
+        link = gpx.links.random_link("link", num_pieces=16, integrate=True)
         with numpyro.plate("data", X.shape[0]):
             gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.15, link), obs=y)
 

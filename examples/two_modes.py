@@ -78,7 +78,7 @@ def fit_all(X, y, options: Options):
     )  # fmt: skip
     implicit = gpx.fit_implicit(
         model, gpx.guides.Implicit(model), X, y, key=jr.key(0),
-        num_steps=min(steps, 3000), temperature=20.0, progress=False,
+        num_rounds=min(steps, 3000), temperature=20.0, progress=False,
     )  # fmt: skip
     return {
         "Gaussian": gaussian,

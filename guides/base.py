@@ -17,9 +17,12 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
-from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
-from numpyro_gpx.infer.structure import Structure, inspect_model
-from numpyro_gpx.infer.target import trace_model
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.program.starts import init_to_prior_median, initial_values
+from numpyro_gpx.program.structure import Structure
+from numpyro_gpx.sites.marks import GPMark, marked
 
 __all__ = ["INNER_SCALE", "SiteGuide"]
 
@@ -51,7 +54,7 @@ class SiteGuide(AutoGuide):
     def __init__(self, model, *, prefix="auto", init_loc_fn=init_to_prior_median):
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self._structure: Structure | None = None
-        self._arguments: tuple[tuple, dict] | None = None
+        self._call: Call | None = None
 
     @property
     @abc.abstractmethod
@@ -95,15 +98,19 @@ class SiteGuide(AutoGuide):
 
     def setup(self, *args, **kwargs) -> None:
         """Learn the sites of the model; done by the first call. Computes nothing."""
-        structure = inspect_model(self.model, args, kwargs)
+        self.adopt(Program.unchecked(Call(self.model, args, kwargs)))
+
+    def adopt(self, program: Program) -> None:
+        """Learn the sites from a look at the model that was taken already."""
+        structure = program.batched_structure
         if structure.local:
             raise ValueError(
                 f"Sites {sorted(structure.local)} live inside a subsampled plate; "
                 f"{type(self).__name__} covers global sites only. {self.local_advice}"
             )
-        self.adopt(structure, args, kwargs)
+        self.learn(structure, program.batched)
 
-    def adopt(self, structure: Structure, args: tuple, kwargs: dict) -> None:
+    def learn(self, structure: Structure, call: Call) -> None:
         """Take these sites for the model's; raise if the guide cannot serve them."""
         if "theta" in structure.gps:
             raise ValueError(
@@ -120,22 +127,20 @@ class SiteGuide(AutoGuide):
                 "draw all sites: `theta='full'`, `gpx.guides.Flow(model)`.",
                 stacklevel=5,
             )
-        leaves = jax.tree.leaves((args, kwargs))
-        if all(not_jax_tracer(leaf) for leaf in leaves):
-            self._arguments = (args, kwargs)
+        if all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(call)):
+            self._call = call
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs):
         """Draws of all latent sites; see `numpyro.infer.autoguide.AutoGuide`."""
-        args, kwargs = self._recall(args, kwargs)
+        call = self._recall(*args, **kwargs)
 
         def draw(key):
-            guide = handlers.substitute(handlers.seed(self, key), data=params)
-            return guide(*args, **kwargs)
+            return call.run(handlers.substitute(handlers.seed(self, key), data=params))
 
         if not sample_shape:
-            return jax.jit(draw)(rng_key)
+            return run(draw, rng_key)
         keys = jr.split(rng_key, jnp.zeros(sample_shape).size)
-        draws = jax.jit(lambda keys: jax.lax.map(draw, keys))(keys)
+        draws = run(lambda keys: jax.lax.map(draw, keys), keys)
         return {n: x.reshape(sample_shape + x.shape[1:]) for n, x in draws.items()}
 
     def median(self, params, *args, **kwargs):
@@ -152,10 +157,10 @@ class SiteGuide(AutoGuide):
         levels = jnp.asarray(quantiles)
         return {n: jnp.quantile(x, levels, axis=0) for n, x in draws.items()}
 
-    def start(self, names, key, args, kwargs) -> dict:
+    def start(self, names, key, call: Call) -> dict:
         """Where these sites start, on the real line."""
         found = initial_values(
-            self.model, self.structure, args, kwargs, key,
+            call, self.structure, key,
             init_strategy=self.init_loc_fn,
         )  # fmt: skip
         return self.structure.unconstrain({name: found[name] for name in names})
@@ -165,18 +170,16 @@ class SiteGuide(AutoGuide):
         """Name of the parameter that says where the hyperparameters are."""
         return f"theta_{self.prefix}_loc"
 
-    def initial_theta(self, key, args, kwargs):
+    def initial_theta(self, key, call):
         """Starting values of the hyperparameters on the real line, as one vector."""
-        return ravel_pytree(
-            self.start(self.structure.hyperparameters, key, args, kwargs)
-        )[0]
+        return ravel_pytree(self.start(self.structure.hyperparameters, key, call))[0]
 
-    def theta_loc(self, args, kwargs):
+    def theta_loc(self, call):
         """Where the hyperparameters are, a parameter: one vector on the real line."""
-        start = jax.jit(lambda key: self.initial_theta(key, args, kwargs))
+        start = jax.jit(lambda key: self.initial_theta(key, call))
         return numpyro.param(self.theta_name, start)
 
-    def trace_given(self, values: dict, args, kwargs):
+    def trace_given(self, values: dict, call):
         """The model's trace at `values` of its sites, GP sites without one at 0.
 
         Only the model's parameters are visible outside, so that they follow training.
@@ -186,26 +189,30 @@ class SiteGuide(AutoGuide):
             for name, site in self.structure.latents.items()
             if site.is_gp or site.integrated
         }
-        return self._trace({**zeros, **values}, args, kwargs)
+        return self._trace({**zeros, **values}, call)
 
-    def _trace(self, values: dict, args, kwargs, key=None):
+    def _trace(self, values: dict, call, key=None):
         key = jr.key(0) if key is None else key
         with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-            return trace_model(self.model, args, kwargs, values, key)
+            return call.trace(values, key)
 
-    def inducing_inputs(self, values: dict, args, kwargs) -> dict[str, Array]:
+    def inducing_inputs(self, values: dict, call) -> dict[str, Array]:
         """Inducing inputs `(M, D)` by GP site, columns of mean 0 and scale 1.
 
         Args:
             values: Hyperparameters on their supports, on which they may depend.
-            args: Arguments of the model.
-            kwargs: Keyword arguments of the model.
+            call: The model with its arguments.
         """
-        trace = self.trace_given(values, args, kwargs)
-        return {
-            name: _standardised(trace[name]["infer"]["gp"].prior.inducing.Z)
-            for name in self.structure.gps
-        }
+        trace = self.trace_given(values, call)
+        return {name: _standardised(Z) for name, Z in self._coordinates(trace).items()}
+
+    def _coordinates(self, trace) -> dict[str, Array]:
+        """Where the inducing variables are, by GP site; unit vectors if nowhere."""
+        found = {}
+        for name, mark in marked(trace, GPMark).items():
+            Z = mark.prior.inducing.coordinates()
+            found[name] = jnp.eye(mark.prior.inducing.size) if Z is None else Z
+        return found
 
     def unravel_unconstrained(self, names, z) -> dict:
         """Values of these sites on the real line, from one vector."""
@@ -236,18 +243,22 @@ class SiteGuide(AutoGuide):
             )
         return values
 
-    def _recall(self, args, kwargs):
-        """The arguments given, or those the guide was first called with."""
+    def _heard(self, *args, **kwargs) -> Call:
+        """The model with these arguments; the first ones say what its sites are."""
+        if self._structure is None:
+            self.setup(*args, **kwargs)
+        return Call(self.model, args, kwargs)
+
+    def _recall(self, *args, **kwargs) -> Call:
+        """The model with these arguments, or those the guide was first called with."""
         if args or kwargs:
-            if self._structure is None:
-                self.setup(*args, **kwargs)
-            return args, kwargs
-        if self._arguments is None:
+            return self._heard(*args, **kwargs)
+        if self._call is None:
             raise ValueError(
                 "The guide does not know the model's arguments; pass them, as in "
                 "`guide.sample_posterior(key, params, X, y, sample_shape=(100,))`."
             )
-        return self._arguments
+        return self._call
 
 
 def _standardised(Z):

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_gpx.conditionals import from_precision
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.gaussian import GaussianGuide
-from numpyro_gpx.infer.starts import init_to_prior_median
+from numpyro_gpx.processes.collapse import from_precision
+from numpyro_gpx.program.starts import init_to_prior_median
+from numpyro_gpx.sites.marks import GPMark, marked
 
 __all__ = ["ConditionalGaussian"]
 
@@ -53,7 +54,7 @@ class ConditionalGaussian(GaussianGuide):
     ):
         super().__init__(model, theta=theta, prefix=prefix, init_loc_fn=init_loc_fn)
 
-    def belief(self, name, theta, args, kwargs):
+    def belief(self, name, theta, call):
         site = self.structure.latents[name]
         size = site.shape[-1]
         loc = numpyro.param(
@@ -64,21 +65,21 @@ class ConditionalGaussian(GaussianGuide):
             jnp.broadcast_to(jnp.eye(size, dtype=site.dtype), (*site.shape, size)),
             constraint=dense_factor,
         )
-        gp = self.trace_given(theta, args, kwargs)[name]["infer"]["gp"]
-        L = gp.prior.factor.L  # (M, M) or (P, M, M)
+        gp = marked(self.trace_given(theta, call), GPMark)[name]
         m = gp.prior.inducing_mean(gp.num_outputs)  # (M,) or (P, M)
 
-        def one_output(L, m, loc, precision_tril):
-            C = precision_tril.T @ L  # so that the precision is I + C^T C
-            precision = jnp.eye(size, dtype=L.dtype) + C.T @ C
+        def one_output(factor, m, loc, precision_tril):
+            # C = precision_tril^T R, so that the precision is I + C^T C.
+            C = factor.multiply_t(precision_tril).T
+            precision = jnp.eye(size, dtype=C.dtype) + C.T @ C
             linear = C.T @ (precision_tril.T @ (loc - m))
             return from_precision(precision, linear)
 
         if gp.num_outputs is None:
-            belief = one_output(L, m, loc, precision_tril)
+            belief = one_output(gp.prior.factor, m, loc, precision_tril)
         else:
-            own = 0 if L.ndim == 3 else None
+            own = 0 if gp.prior.has_own_kernels else None
             belief = jax.vmap(one_output, in_axes=(own, 0, 0, 0))(
-                L, m, loc, precision_tril
+                gp.prior.factor, m, loc, precision_tril
             )
-        return belief if gp.whiten else belief.affine(m, L)
+        return belief if gp.whiten else belief.affine(m, gp.prior.lower())

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from numpyro_gpx import checks
+from numpyro_gpx.program.call import Call
 
 __all__ = ["Encoder"]
 
@@ -38,19 +39,17 @@ class Encoder(eqx.Module):
         for width in self.widths:
             checks.at_least("widths", width, 1)
 
-    def inputs(
-        self, args: tuple, kwargs: dict, num_rows: int, rows
-    ) -> Float[Array, "B F"]:
+    def inputs(self, call: Call, num_rows: int, rows) -> Float[Array, "B F"]:
         """What the network sees of the rows with these numbers."""
         if self.features is not None:
-            found = jnp.asarray(self.features(*args, **kwargs))
+            found = jnp.asarray(call.run(self.features))
             if found.ndim != 2 or found.shape[0] != num_rows:
                 raise ValueError(
                     f"`features` must return an array ({num_rows}, F); got shape "
                     f"{found.shape}."
                 )
             return found[rows]
-        leaves = jax.tree.leaves((args, kwargs))
+        leaves = jax.tree.leaves(call)
         columns = [
             jnp.reshape(x, (num_rows, -1))[rows]
             for x in leaves

@@ -42,7 +42,9 @@ from numpyro_gpx.flows import (
 from numpyro_gpx.guides.base import INNER_SCALE, SiteGuide
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.networks import Network
-from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.starts import init_to_prior_median, initial_values
+from numpyro_gpx.sites.marks import AUXILIARY
 
 __all__ = ["Flow"]
 
@@ -131,8 +133,8 @@ class Flow(SiteGuide):
             return "WhitenedGaussian", *found[1:]
         return *found, owner, self.mixing, self.theta, self.bound
 
-    def adopt(self, structure, args, kwargs):
-        super().adopt(structure, args, kwargs)
+    def learn(self, structure, call):
+        super().learn(structure, call)
         if not self._names:
             raise ValueError(
                 "The model has no GP sites, and `theta='point'` leaves the others out "
@@ -140,13 +142,12 @@ class Flow(SiteGuide):
             )
 
     def __call__(self, *args, **kwargs):
-        if self._structure is None:
-            self.setup(*args, **kwargs)
-        points = {} if self.theta == "joint" else self._points(args, kwargs)
-        flow = self.flow(args, kwargs)
+        call = self._heard(*args, **kwargs)
+        points = {} if self.theta == "joint" else self._points(call)
+        flow = self.flow(call)
         size = sum(layer.size for layer in self._layers)
         noise = dist.Normal(jnp.zeros(size, self._dtype), 1.0).to_event(1)
-        hidden = {"is_auxiliary": True}
+        hidden = AUXILIARY
         x = numpyro.sample(f"_{self.prefix}_noise", noise, infer=hidden)
         z, log_det = flow.forward(x)
         # The noise carries its own density, each site that of its change of variables.
@@ -166,7 +167,7 @@ class Flow(SiteGuide):
             args: Arguments of the model.
             kwargs: Keyword arguments of the model.
         """
-        args, kwargs = self._recall(args, kwargs)
+        call = self._recall(*args, **kwargs)
         missing = sorted(set(self._names) - set(values))
         if missing:
             raise ValueError(
@@ -182,20 +183,19 @@ class Flow(SiteGuide):
             log_q = log_q - jnp.sum(change)
         with handlers.block(), handlers.seed(rng_seed=0):
             with handlers.substitute(data=params):
-                flow = self.flow(args, kwargs)
+                flow = self.flow(call)
         return log_q + log_density(flow, self._flatten(z))
 
-    def flow(self, args: tuple, kwargs: dict) -> Bijection:
+    def flow(self, call: Call) -> Bijection:
         """The flow with its parameters, from noise `(K,)` to the real line."""
         layers = self._layers
-        inputs = self._inputs(args, kwargs)
+        inputs = self._inputs(call)
         if self.mixing == "layerwise":
             flows = tuple(
-                self._group((layer,), layer.name, inputs, args, kwargs)
-                for layer in layers
+                self._group((layer,), layer.name, inputs, call) for layer in layers
             )
             return Beside(flows, tuple(layer.size for layer in layers))
-        return self._group(layers, "flow", inputs, args, kwargs)
+        return self._group(layers, "flow", inputs, call)
 
     # Layers -------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Flow(SiteGuide):
 
     # Parameters ---------------------------------------------------------------------
 
-    def _group(self, layers, owner, inputs, args, kwargs) -> Bijection:
+    def _group(self, layers, owner, inputs, call) -> Bijection:
         """One flow over these layers: blocks, then the Gaussian part."""
         layout = Layout(tuple(layer.shape for layer in layers))
         channels_only = self.mixing == "channel"
@@ -265,7 +265,7 @@ class Flow(SiteGuide):
                 channels_only,
             )  # fmt: skip
             steps.append(design.build(self._draw_all(owner, design.starts())))
-        parts = [self._base(layer, inputs, args, kwargs) for layer in layers]
+        parts = [self._base(layer, inputs, call) for layer in layers]
         zeros = jnp.zeros(layout.size, self._dtype)
         steps.append(Affine(zeros, layout.join([base.log_scale for base in parts])))
         square = (layout.num_channels,) * 2
@@ -294,10 +294,10 @@ class Flow(SiteGuide):
             for part, start in starts.items()
         }
 
-    def _base(self, layer, inputs, args, kwargs) -> _Base:
+    def _base(self, layer, inputs, call) -> _Base:
         """The Gaussian part of a layer, as `WhitenedGaussian` has it, moved by `Z`."""
         stem = f"{layer.name}_{self.prefix}"
-        loc = self._loc(layer, args, kwargs)
+        loc = self._loc(layer, call)
         scale = self._initial_scale(layer.name)
         log_scale = jnp.zeros(layer.shape, self._dtype)
         scale_tril = None
@@ -339,26 +339,26 @@ class Flow(SiteGuide):
         inner = name != _THETA and self.structure.latents[name].inner
         return INNER_SCALE if inner else 0.1
 
-    def _points(self, args, kwargs) -> dict:
+    def _points(self, call) -> dict:
         """Hyperparameters as points, registered."""
         names = self.structure.hyperparameters
         if not names:
             return {}
-        z = self.theta_loc(args, kwargs)
+        z = self.theta_loc(call)
         return self.register(self.unravel_unconstrained(names, z), with_density=False)
 
-    def _loc(self, layer: _Layer, args, kwargs):
+    def _loc(self, layer: _Layer, call):
         """The location of a layer: GPs start at 0, others where the guide is told."""
         if layer.name == _THETA:
-            return self.theta_loc(args, kwargs)
+            return self.theta_loc(call)
 
         def start(key):
-            found = self.start((layer.name,), key, args, kwargs)[layer.name]
+            found = self.start((layer.name,), key, call)[layer.name]
             return found.reshape(layer.natural)
 
         return numpyro.param(f"{layer.name}_{self.prefix}_loc", jax.jit(start))
 
-    def _inputs(self, args, kwargs) -> dict:
+    def _inputs(self, call) -> dict:
         """What the networks of the Gaussian part see, by GP site.
 
         At the model's starting values: a flow has no single value of its sites.
@@ -366,10 +366,10 @@ class Flow(SiteGuide):
         if self.base_hidden is None or not self.structure.gps:
             return {}
         values = initial_values(
-            self.model, self.structure, args, kwargs, jr.key(0),
+            call, self.structure, jr.key(0),
             init_strategy=self.init_loc_fn,
         )  # fmt: skip
-        return self.inducing_inputs(values, args, kwargs)
+        return self.inducing_inputs(values, call)
 
 
 class _Layer(NamedTuple):

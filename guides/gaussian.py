@@ -20,7 +20,9 @@ from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief, DiagonalBelief
 from numpyro_gpx.guides.base import SiteGuide
 from numpyro_gpx.guides.factors import dense_factor
-from numpyro_gpx.infer.starts import init_to_prior_median, initial_values
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.starts import init_to_prior_median, initial_values
+from numpyro_gpx.sites.marks import AUXILIARY, Held, as_infer
 
 __all__ = ["GaussianGuide"]
 
@@ -57,32 +59,28 @@ class GaussianGuide(SiteGuide):
         return f"Fit without `batch_size`, or wrap it: {wrapped}."
 
     @abc.abstractmethod
-    def belief(self, name: str, theta: dict, args: tuple, kwargs: dict) -> Belief:
+    def belief(self, name: str, theta: dict, call: Call) -> Belief:
         """Belief about GP site `name`, given the hyperparameters."""
 
-    def marks(
-        self, name: str, theta: dict, args: tuple, kwargs: dict, latents: dict
-    ) -> dict[str, Any]:
+    def held(self, name: str, theta: dict, call: Call, latents: dict) -> Held:
         """What the bound may know of GP site `name`: its belief, and more.
 
         Args:
             name: The site.
             theta: Hyperparameters.
-            args: Arguments of the model.
-            kwargs: Keyword arguments of the model.
+            call: The model with its arguments.
             latents: `LatentInput`s by site; only guides that look at the data need it.
         """
-        return {"belief": self.belief(name, theta, args, kwargs)}
+        return Held(self.belief(name, theta, call))
 
     def __call__(self, *args, **kwargs):
-        if self._structure is None:
-            self.setup(*args, **kwargs)
-        theta = self._sample_theta(args, kwargs)
-        rows, latents = self._sample_rows(args, kwargs)
+        call = self._heard(*args, **kwargs)
+        theta = self._sample_theta(call)
+        rows, latents = self._sample_rows(call)
         values = {**theta, **rows}
-        for name, marks in self._marks(theta, args, kwargs, latents):
-            fn = marks["belief"].distribution()
-            values[name] = numpyro.sample(name, fn, infer=marks)
+        for name, held in self._held(theta, call, latents):
+            fn = held.belief.distribution()
+            values[name] = numpyro.sample(name, fn, infer=as_infer(held))
         return values
 
     def quantiles(self, params, quantiles, *args, **kwargs):
@@ -91,11 +89,11 @@ class GaussianGuide(SiteGuide):
         For hyperparameters these are the marginal ones; for GP sites those of
         `q(v | theta)` at the median hyperparameters.
         """
-        args, kwargs = self._recall(args, kwargs)
+        call = self._recall(*args, **kwargs)
         levels = jnp.asarray(quantiles)
         with handlers.block(), handlers.seed(rng_seed=0):
             with handlers.substitute(data=params):
-                q = self._theta_distribution(args, kwargs)
+                q = self._theta_distribution(call)
                 if q is None:
                     found, middle = {}, {}
                 else:
@@ -103,32 +101,32 @@ class GaussianGuide(SiteGuide):
                     found = self._theta_quantiles(loc, sd, levels)
                     middle = self.unravel(loc)
                 with handlers.seed(rng_seed=0):
-                    _, latents = self._sample_rows(args, kwargs)
-                for name, marks in self._marks(middle, args, kwargs, latents):
-                    marginal = marks["belief"].distribution()
+                    _, latents = self._sample_rows(call)
+                for name, held in self._held(middle, call, latents):
+                    marginal = held.belief.distribution()
                     spread = jnp.sqrt(marginal.variance)
                     shape = (-1,) + (1,) * spread.ndim
                     step = jax.scipy.special.ndtri(levels).reshape(shape)
                     found[name] = marginal.mean + step * spread
         return found
 
-    def _sample_rows(self, args, kwargs) -> tuple[dict, dict]:
+    def _sample_rows(self, call) -> tuple[dict, dict]:
         """Draws of the rows' own latent sites, and their `LatentInput`s; none here."""
         return {}, {}
 
-    def _marks(self, theta, args, kwargs, latents):
-        """Names and marks of GP sites, and of others that ask for a belief."""
+    def _held(self, theta, call, latents):
+        """What is held of GP sites, and of others that ask for a belief, by name."""
         for name in self.structure.gps:
-            yield name, self.marks(name, theta, args, kwargs, latents)
+            yield name, self.held(name, theta, call, latents)
         for name in self.structure.integrated:
-            yield name, {"belief": self._plain_belief(name, args, kwargs)}
+            yield name, Held(self._plain_belief(name, call))
 
-    def _plain_belief(self, name, args, kwargs) -> Belief:
+    def _plain_belief(self, name, call) -> Belief:
         """Independent Gaussians that start at the site's starting value."""
 
         def start(key):
             found = initial_values(
-                self.model, self.structure, args, kwargs, key,
+                call, self.structure, key,
                 init_strategy=self.init_loc_fn,
             )  # fmt: skip
             return found[name]
@@ -152,12 +150,12 @@ class GaussianGuide(SiteGuide):
             for name in rising
         }
 
-    def _sample_theta(self, args, kwargs) -> dict:
+    def _sample_theta(self, call) -> dict:
         """Register the hyperparameters; one joint draw, then a `Delta` for each."""
         names = self.structure.hyperparameters
         if not names:
             return {}
-        loc, scale = self._theta_params(args, kwargs)
+        loc, scale = self._theta_params(call)
         if self.theta == "point":
             z = loc
         else:
@@ -166,13 +164,13 @@ class GaussianGuide(SiteGuide):
                 if self.theta == "mean_field"
                 else dist.MultivariateNormal(loc, scale_tril=scale)
             )
-            z = numpyro.sample(f"_{self.prefix}_theta", q, infer={"is_auxiliary": True})
+            z = numpyro.sample(f"_{self.prefix}_theta", q, infer=AUXILIARY)
         drawn = self.unravel_unconstrained(names, z)
         # The joint draw carries the density; the change of variables is left.
         return self.register(drawn, with_density=self.theta != "point")
 
-    def _theta_params(self, args, kwargs):
-        loc = self.theta_loc(args, kwargs)
+    def _theta_params(self, call):
+        loc = self.theta_loc(call)
         if self.theta == "point":
             return loc, None
         if self.theta == "mean_field":
@@ -187,11 +185,11 @@ class GaussianGuide(SiteGuide):
             constraint=dense_factor,
         )
 
-    def _theta_distribution(self, args, kwargs):
+    def _theta_distribution(self, call):
         """Mean and standard deviation of the hyperparameters on the real line."""
         if not self.structure.hyperparameters:
             return None
-        loc, scale = self._theta_params(args, kwargs)
+        loc, scale = self._theta_params(call)
         if scale is None:
             return loc, jnp.zeros_like(loc)
         sd = scale if scale.ndim == 1 else jnp.linalg.norm(scale, axis=-1)

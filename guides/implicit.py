@@ -45,8 +45,8 @@ from numpyro_gpx.guides.discriminator import (
 )
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.networks import Network
-from numpyro_gpx.infer.starts import init_to_prior_median
-from numpyro_gpx.infer.target import trace_model
+from numpyro_gpx.program.starts import init_to_prior_median
+from numpyro_gpx.sites.marks import AUXILIARY
 
 __all__ = ["Implicit"]
 
@@ -138,8 +138,8 @@ class Implicit(SiteGuide):
             return "discriminator"
         return "theta"
 
-    def adopt(self, structure, args, kwargs):
-        super().adopt(structure, args, kwargs)
+    def learn(self, structure, call):
+        super().learn(structure, call)
         if not self.blocks:
             self._structure = None
             raise ValueError(
@@ -148,20 +148,19 @@ class Implicit(SiteGuide):
             )
 
     def __call__(self, *args, **kwargs):
-        if self._structure is None:
-            self.setup(*args, **kwargs)
-        points = self._points(args, kwargs)
+        call = self._heard(*args, **kwargs)
+        points = self._points(call)
         # Its density has no part in that of the values: masked, it counts as 0.
         base = dist.Normal(jnp.zeros(self.noise_size, self.dtype), 1.0)
         noise = numpyro.sample(
             f"_{self.prefix}_noise", base.to_event(1).mask(False),
-            infer={"is_auxiliary": True},
+            infer=AUXILIARY,
         )  # fmt: skip
-        blocks = self.generate(noise, args, kwargs)
-        log_q = self.log_density(blocks, args, kwargs)
+        blocks = self.generate(noise, call)
+        log_q = self.log_density(blocks, call)
         numpyro.sample(
             f"_{self.prefix}_density", dist.Delta(jnp.zeros_like(log_q), log_q),
-            infer={"is_auxiliary": True},
+            infer=AUXILIARY,
         )  # fmt: skip
         values = self.register(points, with_density=False)
         return {**values, **self.register(self._unpack(blocks))}
@@ -185,10 +184,10 @@ class Implicit(SiteGuide):
         """How many normal numbers a draw takes."""
         return self.noise_dim + sum(p * m for p, m in self.blocks.values())
 
-    def generate(self, noise: Float[Array, " K"], args, kwargs) -> Blocks:
+    def generate(self, noise: Float[Array, " K"], call) -> Blocks:
         """The blocks `(P, M)` that the generator makes of the noise."""
         shared, rest = noise[: self.noise_dim], noise[self.noise_dim :]
-        inputs = self.inputs(args, kwargs)
+        inputs = self.inputs(call)
         found = {}
         for name, (P, M) in self.blocks.items():
             e, rest = rest[: P * M].reshape(P, M), rest[P * M :]
@@ -200,16 +199,16 @@ class Implicit(SiteGuide):
             network = Network(features.shape[1], self.widths, P)
             weights = self._weights(f"{name}_{self.prefix}_generator", network)
             bent = e + network(weights, features).T  # (P, M)
-            found[name] = self._affine(name, args, kwargs).apply(bent)
+            found[name] = self._affine(name, call).apply(bent)
         return found
 
-    def inputs(self, args, kwargs) -> Blocks:
+    def inputs(self, call) -> Blocks:
         """What ties the networks: standardised inducing inputs `(M, D)` by block."""
-        values = self._points(args, kwargs)
+        values = self._points(call)
         if self._vector:
-            loc = self._affine("theta", args, kwargs).mean[0]
+            loc = self._affine("theta", call).mean[0]
             values.update(self.unravel_unconstrained(self._vector, loc))
-        Z = self.inducing_inputs(self.structure.constrain(values), args, kwargs)
+        Z = self.inducing_inputs(self.structure.constrain(values), call)
         return {
             name: Z.get(name, jnp.eye(M)).astype(self.dtype)
             for name, (_, M) in self.blocks.items()
@@ -217,19 +216,19 @@ class Implicit(SiteGuide):
 
     # What its density is thought to be.
 
-    def log_density(self, blocks: Blocks, args, kwargs) -> Float[Array, ""]:
+    def log_density(self, blocks: Blocks, call) -> Float[Array, ""]:
         r"""The estimate :math:`\log r + T` of the log density on the real line.
 
         Only the values carry gradients: the discriminator and the contrast are those of
         the present generator (:math:`\mathbb E_q \nabla_\Psi T^* = 0`).
         """
-        moments = jax.lax.stop_gradient(self.moments(args, kwargs))
+        moments = jax.lax.stop_gradient(self.moments(call))
         whitened = {name: moments[name].standardise(x) for name, x in blocks.items()}
-        weights = jax.lax.stop_gradient(self._discriminator_weights(args, kwargs))
-        inputs = jax.lax.stop_gradient(self.inputs(args, kwargs))
+        weights = jax.lax.stop_gradient(self._discriminator_weights(call))
+        inputs = jax.lax.stop_gradient(self.inputs(call))
         ratio = self.discriminator(inputs)(weights, whitened, inputs)
         if self.contrast == "prior":
-            return ratio + self._log_prior(blocks, args, kwargs)
+            return ratio + self._log_prior(blocks, call)
         return ratio + gaussian_log_density(whitened, moments)
 
     def discriminator(self, inputs: Blocks) -> Discriminator:
@@ -237,18 +236,16 @@ class Implicit(SiteGuide):
         sizes = {n: inputs[n].shape[1] + P for n, (P, _) in self.blocks.items()}
         return Discriminator(sizes, self.discriminator_widths, self.prefix)
 
-    def _discriminator_weights(self, args, kwargs) -> dict:
-        networks = self.discriminator(self.inputs(args, kwargs)).networks
+    def _discriminator_weights(self, call) -> dict:
+        networks = self.discriminator(self.inputs(call)).networks
         return {name: self._weights(name, net) for name, net in networks.items()}
 
-    def moments(self, args, kwargs) -> dict[str, Moments]:
+    def moments(self, call) -> dict[str, Moments]:
         """Moments of the contrast by block."""
         kept = self.kept_moments()
         if self.contrast == "prior":
             return kept
-        return {
-            name: self._affine(name, args, kwargs).after(kept[name]) for name in kept
-        }
+        return {name: self._affine(name, call).after(kept[name]) for name in kept}
 
     def kept_moments(self) -> dict[str, Moments]:
         """The parameters behind `moments`.
@@ -264,11 +261,11 @@ class Implicit(SiteGuide):
             found[name] = Moments(mean, numpyro.param(f"{stem}_scale_tril", eye))
         return found
 
-    def before_affine(self, drawn: Blocks, args, kwargs) -> Blocks:
+    def before_affine(self, drawn: Blocks, call) -> Blocks:
         """Draws `(S, P, M)` of the blocks as they were before their affine part."""
         found = {}
         for name, x in drawn.items():
-            affine = self._affine(name, args, kwargs)
+            affine = self._affine(name, call)
             found[name] = jax.vmap(affine.standardise)(x)
         return found
 
@@ -280,10 +277,10 @@ class Implicit(SiteGuide):
             found |= {f"{stem}_loc": mean, f"{stem}_scale_tril": root}
         return found
 
-    def prior_draw(self, key, args, kwargs) -> Blocks:
+    def prior_draw(self, key, call) -> Blocks:
         """A draw of the blocks from the prior, on the real line."""
-        points = self.structure.constrain(self._points(args, kwargs))
-        trace = self._trace(points, args, kwargs, key)
+        points = self.structure.constrain(self._points(call))
+        trace = self._trace(points, call, key)
         names = (*self._vector, *self.structure.gps)
         drawn = {name: trace[name]["value"] for name in names}
         return self._pack(self.structure.unconstrain(drawn))
@@ -304,14 +301,14 @@ class Implicit(SiteGuide):
     def _weights(self, parameter, network):
         return numpyro.param(parameter, lambda key: network.initial(key, self.dtype))
 
-    def _points(self, args, kwargs) -> dict:
+    def _points(self, call) -> dict:
         """Hyperparameters that are points, on the real line."""
         names = () if self.theta == "joint" else self.structure.hyperparameters
         if not names:
             return {}
-        return self.unravel_unconstrained(names, self.theta_loc(args, kwargs))
+        return self.unravel_unconstrained(names, self.theta_loc(call))
 
-    def _affine(self, name, args, kwargs) -> Moments:
+    def _affine(self, name, call) -> Moments:
         """The affine part of a block's generator, which starts at the prior."""
         P, M = self.blocks[name]
         site = self.structure.latents.get(name)
@@ -320,10 +317,10 @@ class Implicit(SiteGuide):
         def loc(key):
             if name in self.structure.gps:
                 return jnp.zeros(shape, self.dtype)
-            return ravel_pytree(self.start(self._vector, key, args, kwargs))[0]
+            return ravel_pytree(self.start(self._vector, key, call))[0]
 
         def scale_tril(key):
-            return self._spread(name, key, args, kwargs).reshape(*shape, M)
+            return self._spread(name, key, call).reshape(*shape, M)
 
         stem = f"{name}_{self.prefix}"
         mean = numpyro.param(f"{stem}_loc", jax.jit(loc))
@@ -332,7 +329,7 @@ class Implicit(SiteGuide):
         )
         return Moments(mean.reshape(P, M), root.reshape(P, M, M))
 
-    def _spread(self, name, key, args, kwargs):
+    def _spread(self, name, key, call):
         """Diagonal factors `(P, M, M)` as wide as the prior, times `init_scale`."""
         P, M = self.blocks[name]
         eye = jnp.eye(M, dtype=self.dtype)
@@ -347,7 +344,7 @@ class Implicit(SiteGuide):
         key_params, key_draws = jr.split(key)
         # The parameters that draws need are made here, and not seen outside.
         with handlers.block(), handlers.seed(rng_seed=key_params):
-            draws = jax.vmap(lambda k: self.prior_draw(k, args, kwargs)[name])(
+            draws = jax.vmap(lambda k: self.prior_draw(k, call)[name])(
                 jr.split(key_draws, _PRIOR_DRAWS)
             )
         # Half the distance between the quantiles at one standard deviation: also of
@@ -355,18 +352,16 @@ class Implicit(SiteGuide):
         low, high = jnp.quantile(draws, jnp.asarray([0.16, 0.84]), axis=0)
         return scale * 0.5 * (high - low)[..., None] * eye[None]
 
-    def _log_prior(self, blocks, args, kwargs):
+    def _log_prior(self, blocks, call):
         """Log prior of the generated sites on the real line, moved by these alone."""
         drawn = self._unpack(blocks)
         values = self.structure.constrain(drawn)
-        points = self.structure.constrain(self._points(args, kwargs))
-        sites = self._trace({**points, **values}, args, kwargs).items()
+        points = self.structure.constrain(self._points(call))
+        sites = self._trace({**points, **values}, call).items()
         params = {n: site["value"] for n, site in sites if site["type"] == "param"}
         fixed = jax.lax.stop_gradient({**points, **params})
         with handlers.block():
-            trace = trace_model(
-                self.model, args, kwargs, {**fixed, **values}, jr.key(0)
-            )
+            trace = call.trace({**fixed, **values}, jr.key(0))
         total = jnp.zeros((), self.dtype)
         for name, x in drawn.items():
             log_det = self.structure.latents[name].transform.log_abs_det_jacobian(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import jax
 
 from numpyro_gpx.beliefs import GaussianBelief
-from numpyro_gpx.conditionals import collapse
-from numpyro_gpx.distributions import ExpectedLikelihood
 from numpyro_gpx.guides.gaussian import GaussianGuide
-from numpyro_gpx.guides.rows import Rows, entry_belief, row_sums, rows_at
-from numpyro_gpx.infer.elbo import CollapsedBound
-from numpyro_gpx.infer.latent_site import integration
-from numpyro_gpx.infer.starts import init_to_prior_median
-from numpyro_gpx.latents import GaussianLatent
-from numpyro_gpx.likelihoods import Gaussian
+from numpyro_gpx.processes.collapse import (
+    GaussianRows,
+    Rows,
+    collapse,
+    entry_belief,
+    row_sums,
+    rows_at,
+)
+from numpyro_gpx.program.latent_site import integration
+from numpyro_gpx.program.starts import init_to_prior_median
+from numpyro_gpx.sites.marks import Collapsed, Held
+from numpyro_gpx.sites.observation import observation
 
 __all__ = ["OptimalGaussian"]
 
@@ -45,7 +49,7 @@ class OptimalGaussian(GaussianGuide):
     ):
         super().__init__(model, theta=theta, prefix=prefix, init_loc_fn=init_loc_fn)
 
-    def adopt(self, structure, args, kwargs):
+    def learn(self, structure, call):
         if structure.plates:
             raise ValueError(
                 "OptimalGaussian needs all rows; the model subsamples "
@@ -59,74 +63,49 @@ class OptimalGaussian(GaussianGuide):
                 f"{list(structure.observed)}. Use WhitenedGaussian or "
                 "ConditionalGaussian."
             )
-        super().adopt(structure, args, kwargs)
+        super().learn(structure, call)
 
-    def belief(self, name, theta, args, kwargs):
-        return self.marks(name, theta, args, kwargs, {})["belief"]
+    def belief(self, name, theta, call):
+        return self.held(name, theta, call, {}).belief
 
-    def marks(self, name, theta, args, kwargs, latents):
+    def held(self, name, theta, call, latents):
         """The belief; and the bound, if one covariance serves all outputs."""
         (observed,) = self.structure.observed
 
         def sites(values):
-            trace = self.trace_given({**theta, **values}, args, kwargs)
-            fn = _expected_likelihood(observed, trace[observed]["fn"])
-            ((gp, X),) = fn.latent.sources
-            return gp, X, trace[observed], trace[name]["scale"]
+            trace = self.trace_given({**theta, **values}, call)
+            seen = observation(trace[observed]).gaussian_rows("OptimalGaussian")
+            return seen, trace[observed]["value"], trace[name]["scale"]
 
         def rows(values):
-            gp, X, site, scale = sites(values)
-            return rows_at(gp, X, site, scale)
+            return rows_at(*sites(values))
 
         points, weights, beliefs = integration(latents)
         signed = any(latent.signed for latent in latents.values())
         # Shapes and what does not depend on the points; the rest is not computed.
-        gp, X, site, scale = sites(jax.tree.map(lambda x: x[0], points) | beliefs)
+        seen, y, scale = sites(jax.tree.map(lambda x: x[0], points) | beliefs)
+        gp = seen.gp
         if points:
             every = jax.vmap(rows)(points)
         else:
             every = jax.tree.map(lambda x: x[None], rows(beliefs))
-        belief, bound = _solve(gp.prior, X, every, weights, site, signed)
+        belief, bound = _solve(seen, every, weights, y, signed)
         if not gp.whiten:
-            y = site["value"]
             shift = gp.prior.inducing_mean(None if y.ndim == 1 else y.shape[1])
-            belief = belief.affine(shift, gp.prior.factor.L)
+            belief = belief.affine(shift, gp.prior.lower())
         if bound is None:
-            return {"belief": belief}
+            return Held(belief)
         bound = bound if scale is None else scale * bound
-        collapsed = CollapsedBound(self.model, observed, bound)
-        return {"belief": belief, "collapsed": collapsed}
+        return Held(belief, Collapsed(self.model, observed, bound))
 
 
-def _solve(prior, X, rows: Rows, weights, site, signed):
+def _solve(seen: GaussianRows, rows: Rows, weights, y, signed):
     """The optimal belief, and the bound with it if outputs share a covariance."""
-    y, scale = site["value"], site["fn"].likelihood.scale
-    if rows.counts.ndim > 2 or len(prior.kernels) > 1:
+    prior, X, scale = seen.gp.prior, seen.X, seen.scale
+    if rows.counts.ndim > 2 or prior.has_own_kernels:
         return entry_belief(prior, X, rows, weights, y, scale=scale), None
     sums = row_sums(prior, X, rows, weights, y, scale=scale, signed=signed)
     shared, bound = collapse(sums)
     if y.ndim == 1:
         return GaussianBelief(shared.mean[0], shared.scale_tril), bound
     return shared, bound
-
-
-def _expected_likelihood(name, fn):
-    likelihood = fn.likelihood if isinstance(fn, ExpectedLikelihood) else fn
-    if not isinstance(likelihood, Gaussian):
-        raise ValueError(
-            f"OptimalGaussian needs `gpx.observe` with a Gaussian likelihood at site "
-            f"`{name}`; got {type(likelihood).__name__}. Use WhitenedGaussian or "
-            "ConditionalGaussian."
-        )
-    if not likelihood.is_conjugate:
-        raise ValueError(
-            f"OptimalGaussian needs a Gaussian likelihood with the identity as link at "
-            f"site `{name}`; got {type(likelihood.link).__name__}. Use "
-            "WhitenedGaussian or ConditionalGaussian."
-        )
-    if not isinstance(fn.latent, GaussianLatent) or len(fn.latent.sources) != 1:
-        raise ValueError(
-            f"OptimalGaussian needs the plain `f(X)` of one GP at site `{name}`; got "
-            "sums, products or a known function. Use WhitenedGaussian."
-        )
-    return fn

@@ -19,11 +19,11 @@ from numpyro_gpx import checks, cubature
 from numpyro_gpx.guides.encoders import Encoder
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.gaussian import GaussianGuide
-from numpyro_gpx.infer.latent_site import LatentInput
-from numpyro_gpx.infer.structure import Plate, Structure, inspect_model
-from numpyro_gpx.infer.target import trace_model
+from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.program.structure import Plate, Structure, structure_of
+from numpyro_gpx.sites.marks import as_infer
 from numpyro_gpx.starting import pca
-from numpyro_gpx.uncertain import InputBelief, inputs
+from numpyro_gpx.uncertain import InputBelief, join
 
 __all__ = ["UnscentedLatent"]
 
@@ -138,8 +138,8 @@ class UnscentedLatent(GaussianGuide):
         known = type(self.rule).__name__ in cubature.__all__
         return known and (self.encoder is None or self.encoder.features is None)
 
-    def setup(self, *args, **kwargs):
-        structure = inspect_model(self.model, args, kwargs)
+    def adopt(self, program):
+        structure, call = program.batched_structure, program.batched
         self._row_sites = {n: structure.latents[n] for n in structure.row_sites}
         if not self._row_sites:
             raise ValueError(
@@ -149,22 +149,22 @@ class UnscentedLatent(GaussianGuide):
         if self.rule is None:
             shapes = [s.unconstrained_shape[1:] for s in self._row_sites.values()]
             self.rule = cubature.default_rule(int(sum(map(np.prod, shapes))))
-        self._plate(args, kwargs, structure)
-        self.adopt(structure.without_rows(), args, kwargs)
-        self.inner.adopt(structure.without_rows(), args, kwargs)
+        self._plate(call, structure)
+        self.learn(structure.without_rows(), call)
+        self.inner.learn(structure.without_rows(), call)
 
-    def belief(self, name, theta, args, kwargs):
-        return self.inner.belief(name, theta, args, kwargs)
+    def belief(self, name, theta, call):
+        return self.inner.belief(name, theta, call)
 
-    def marks(self, name, theta, args, kwargs, latents):
-        return self.inner.marks(name, theta, args, kwargs, latents)
+    def held(self, name, theta, call, latents):
+        return self.inner.held(name, theta, call, latents)
 
     def row_beliefs(self, params: dict, *args, **kwargs) -> dict[str, InputBelief]:
         """Means and scales of the rows' latent inputs, on the real line, by site."""
-        args, kwargs = self._recall(args, kwargs)
+        call = self._recall(*args, **kwargs)
         with handlers.block(), handlers.seed(rng_seed=0):
             with handlers.substitute(data=params):
-                maps = self._row_maps(args, kwargs)
+                maps = self._row_maps(call)
                 return {site: belief(slice(None)) for site, belief in maps.items()}
 
     def quantiles(self, params, quantiles, *args, **kwargs):
@@ -175,9 +175,9 @@ class UnscentedLatent(GaussianGuide):
             found[name] = jax.vmap(lambda z, n=name: self._on_support(n, z))(z)
         return found
 
-    def _sample_rows(self, args, kwargs):
-        name, plate = self._plate(args, kwargs)
-        maps = self._row_maps(args, kwargs)
+    def _sample_rows(self, call):
+        name, plate = self._plate(call)
+        maps = self._row_maps(call)
         values, latents = {}, {}
         with numpyro.plate(name, *plate, dim=-1) as i:
             # Where all rows are there, the gather and its scattered derivative are not.
@@ -192,7 +192,7 @@ class UnscentedLatent(GaussianGuide):
                     unconstrained=self._row_sites[site].is_real,
                 )  # fmt: skip
                 fn = self._distribution(site, belief)
-                mark = {"latent": latents[site]}
+                mark = as_infer(latents[site])
                 values[site] = numpyro.sample(site, fn, infer=mark)
         return values, latents
 
@@ -201,7 +201,7 @@ class UnscentedLatent(GaussianGuide):
         if isinstance(self.rule, cubature.Analytic):
             return {}, None
         key = numpyro.prng_key() if self.rule.random else None
-        joint = inputs(*rows.values())
+        joint = join(*rows.values())
         points, weights = self.rule.nodes(joint, key)
         found, start = {}, 0
         for site, belief in rows.items():
@@ -236,29 +236,30 @@ class UnscentedLatent(GaussianGuide):
             return base
         return dist.TransformedDistribution(base, latent.transform)
 
-    def _row_maps(self, args, kwargs) -> dict[str, Callable]:
+    def _row_maps(self, call) -> dict[str, Callable]:
         """By site a function of row numbers: the beliefs about these rows.
 
         Parameters are registered here, so that it must be called outside the plate.
         """
-        _, plate = self._plate(args, kwargs)
+        _, plate = self._plate(call)
         make = self._free if self.encoder is None else self._encoded
         maps = {}
         for site in self._row_sites:
 
             def start(key, site=site):
-                return self._initial_means(site, plate.size, args, kwargs, key)
+                return self._initial_means(site, plate.size, call, key)
 
-            maps[site] = make(site, jax.jit(start), plate.size, args, kwargs)
+            maps[site] = make(site, jax.jit(start), plate.size, call)
         return maps
 
-    def _free(self, site, start, num_rows, args, kwargs) -> Callable:
+    def _free(self, site, start, num_rows, call) -> Callable:
         """Every row has parameters of its own."""
         loc = numpyro.param(f"{site}_{self.prefix}_loc", start)
         if loc.shape[0] != num_rows:
             raise ValueError(
                 f"The guide has beliefs about {loc.shape[0]} rows of `{site}`; got "
-                f"{num_rows} rows. For new rows use `gpx.project(fit, ...)`."
+                f"{num_rows} rows. For new rows use "
+                "`gpx.latent_space.project(fit, ...)`."
             )
         if self.covariance == "full":
             eye = jnp.eye(loc.shape[1], dtype=loc.dtype)
@@ -273,13 +274,13 @@ class UnscentedLatent(GaussianGuide):
             )
         return lambda rows: InputBelief(loc[rows], scale[rows])
 
-    def _encoded(self, site, start, num_rows, args, kwargs) -> Callable:
+    def _encoded(self, site, start, num_rows, call) -> Callable:
         """Beliefs that are functions of the rows' own data, starting near `start`."""
         num_dims = self._num_dims(site)
         num_outputs = num_dims + self._factor_size(num_dims)
 
         def features(rows):
-            return self.encoder.inputs(args, kwargs, num_rows, rows)
+            return self.encoder.inputs(call, num_rows, rows)
 
         skip = numpyro.param(
             f"{site}_{self.prefix}_skip",
@@ -314,7 +315,7 @@ class UnscentedLatent(GaussianGuide):
     def _factor_size(self, num_dims):
         return num_dims * (num_dims + 1) // 2 if self.covariance == "full" else num_dims
 
-    def _initial_means(self, site, num_rows, args, kwargs, key):
+    def _initial_means(self, site, num_rows, call, key):
         latent = self._row_sites[site]
         num_dims = self._num_dims(site)
         if self.init is not None and not isinstance(self.init, str):
@@ -324,7 +325,7 @@ class UnscentedLatent(GaussianGuide):
                     f"`init` must have shape {(num_rows, num_dims)}; got {means.shape}."
                 )
             return means
-        y = self._targets(args, kwargs)
+        y = self._targets(call)
         wide = y.ndim == 2 and min(y.shape) >= num_dims
         if self.init == "pca" and not wide:
             raise ValueError(
@@ -338,19 +339,18 @@ class UnscentedLatent(GaussianGuide):
             return random
         return random.at[:, : min(num_dims, y[0].size)].set(_standard(y, num_dims))
 
-    def _targets(self, args, kwargs):
+    def _targets(self, call):
         """The targets of all rows."""
         name = self.structure.observed[0]
-        whole = {k: v for k, v in kwargs.items() if k != "batch_size"}
         with handlers.block():
-            return trace_model(self.model, args, whole, {}, jr.key(0))[name]["value"]
+            return call.batched(None).trace({}, jr.key(0))[name]["value"]
 
-    def _plate(self, args, kwargs, structure: Structure | None = None):
+    def _plate(self, call, structure: Structure | None = None):
         """Name and size of the plate of rows in this call, cached by shapes."""
-        signature = str(jax.tree.map(jnp.shape, (args, kwargs)))
-        signature += str(kwargs.get("batch_size"))
+        signature = str(jax.tree.map(jnp.shape, (call.args, call.kwargs)))
+        signature += str(call.batch_size)
         if signature not in self._plates:
-            structure = structure or inspect_model(self.model, args, kwargs)
+            structure = structure or structure_of(call)
             if len(structure.row_plates) != 1:
                 raise ValueError(
                     "Latent inputs must share one plate with the observed site; the "

@@ -10,7 +10,7 @@ from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
 from numpyro_gpx.guides.base import INNER_SCALE
 from numpyro_gpx.guides.factors import dense_factor
 from numpyro_gpx.guides.gaussian import GaussianGuide
-from numpyro_gpx.infer.starts import init_to_prior_median
+from numpyro_gpx.program.starts import init_to_prior_median
 
 __all__ = ["WhitenedGaussian"]
 
@@ -48,7 +48,7 @@ class WhitenedGaussian(GaussianGuide):
     def config(self):
         return {**super().config, "covariance": self.covariance}
 
-    def belief(self, name, theta, args, kwargs):
+    def belief(self, name, theta, call):
         site = self.structure.latents[name]
         start = INNER_SCALE if site.inner else 1.0
         loc = numpyro.param(

@@ -4,7 +4,6 @@ from numpyro_gpx.models import priors
 from numpyro_gpx.models.deep_gp import deep_gp
 from numpyro_gpx.models.exact_gp import exact_gp
 from numpyro_gpx.models.gplvm import gplvm, latent_gp
-from numpyro_gpx.models.links import learnt_link, random_link
 from numpyro_gpx.models.svgp import svgp
 
 __all__ = [
@@ -12,8 +11,6 @@ __all__ = [
     "exact_gp",
     "gplvm",
     "latent_gp",
-    "learnt_link",
     "priors",
-    "random_link",
     "svgp",
 ]

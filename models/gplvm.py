@@ -15,30 +15,30 @@ from numpyro_gpx.likelihoods import Likelihood
 from numpyro_gpx.means import Mean
 from numpyro_gpx.models.priors import gaussian_noise, resolve, stationary
 from numpyro_gpx.sites import gp, observe
-from numpyro_gpx.uncertain import inputs
+from numpyro_gpx.uncertain import join
 
 __all__ = ["gplvm", "latent_gp"]
 
 
 def gplvm(
-    Z,
+    inducing: Points,
     *,
     num_outputs: int,
     kernel: Kernel | Callable[[], Kernel] | None = None,
     likelihood: Likelihood | Callable[[], Likelihood] | None = None,
     prior: dist.Distribution | None = None,
     mean: Mean | None = None,
-    learn_inducing: bool = True,
     missing: bool = False,
 ) -> Callable:
     r"""The Bayesian GPLVM: :math:`h_n \sim p(h)`, :math:`y_n \sim p(y \mid f(h_n))`.
 
     Sites: `h` (latent inputs, in the plate `data`), `f` (inducing variables), `y`, and
-    those of the priors; parameter `Z` if the inducing inputs are learnt.
+    those of the priors; parameter `f/Z` if the inducing inputs are learnt.
 
     Args:
-        Z: Inducing inputs `(M, Q)` to start from, e.g. some rows of
-            `gpx.starting.pca(Y, Q)`; Q is the number of latent dimensions.
+        inducing: `gpx.inducing.Points(Z, learn=True)`, where `Z` `(M, Q)` are, for
+            example, some rows of `gpx.latent_space.pca(Y, Q)`; Q is the number of
+            latent dimensions. Without `learn=True` they are fixed.
         num_outputs: Number of columns P of the data.
         kernel: A kernel, or a function that draws one from its priors; RBF with one
             lengthscale a dimension if left out.
@@ -47,7 +47,6 @@ def gplvm(
         prior: Prior of one row's latent input, event shape `(Q,)`; standard normal if
             left out.
         mean: Mean function; zero if left out.
-        learn_inducing: Whether `Z` is a parameter, or fixed.
         missing: Whether NaN in the data stands for a missing entry; a call of the model
             may say otherwise. Whole data are faster without: all outputs then share
             one covariance.
@@ -59,11 +58,10 @@ def gplvm(
     References:
         Lawrence (2004); Titsias & Lawrence (2010); dissertation 2.4.
     """
-    checks.matrix("Z", Z, "(M, Q)")
+    _check_points(inducing)
     joined = latent_gp(
-        Z, num_latents=jnp.shape(Z)[1], num_outputs=num_outputs, kernel=kernel,
-        likelihood=likelihood, prior=prior, mean=mean, learn_inducing=learn_inducing,
-        missing=missing,
+        inducing, num_latents=inducing.Z.shape[1], num_outputs=num_outputs,
+        kernel=kernel, likelihood=likelihood, prior=prior, mean=mean, missing=missing,
     )  # fmt: skip
 
     def model(y=None, *, num_rows=None, batch_size=None, missing=missing):
@@ -76,7 +74,7 @@ def gplvm(
 
 
 def latent_gp(
-    Z,
+    inducing: Points,
     *,
     num_latents: int = 1,
     num_outputs: int | None = None,
@@ -84,7 +82,6 @@ def latent_gp(
     likelihood: Likelihood | Callable[[], Likelihood] | None = None,
     prior: dist.Distribution | None = None,
     mean: Mean | None = None,
-    learn_inducing: bool = True,
     missing: bool = False,
 ) -> Callable:
     r"""A GP on inputs and a latent input, :math:`y_n \sim p(y \mid f(x_n, h_n))`.
@@ -93,7 +90,8 @@ def latent_gp(
     spread that changes with :math:`x_n`. Sites as in `gplvm`.
 
     Args:
-        Z: Inducing inputs `(M, D + Q)` to start from: columns of `X`, then of `h`.
+        inducing: `gpx.inducing.Points(Z, learn=True)`, with `Z` `(M, D + Q)`: columns
+            of `X`, then of `h`. Without `learn=True` they are fixed.
         num_latents: Number of latent columns Q.
         num_outputs: Number of outputs; left out, targets are `(N,)`.
         kernel: A kernel, or a function that draws one from its priors; RBF with one
@@ -103,7 +101,6 @@ def latent_gp(
         prior: Prior of one row's latent input, event shape `(Q,)`; standard normal if
             left out.
         mean: Mean function; zero if left out.
-        learn_inducing: Whether `Z` is a parameter, or fixed.
         missing: Whether NaN in the targets stands for a missing entry; a call of the
             model may say otherwise.
 
@@ -113,12 +110,12 @@ def latent_gp(
     References:
         Tutorial 4.2-4.3; Dutordoir et al. (2018); Salimbeni et al. (2019).
     """
-    start = jnp.asarray(Z)
-    inducing = Points(start)  # checks it
-    if not 1 <= num_latents <= start.shape[1]:
+    _check_points(inducing)
+    num_columns = inducing.Z.shape[1]
+    if not 1 <= num_latents <= num_columns:
         raise ValueError(
-            f"`num_latents` must lie between 1 and the {start.shape[1]} columns of "
-            f"`Z`; got {num_latents}."
+            f"`num_latents` must lie between 1 and the {num_columns} columns of "
+            f"`inducing`; got {num_latents}."
         )
     if prior is None:
         prior = dist.Normal(jnp.zeros(num_latents), 1.0).to_event(1)
@@ -127,29 +124,34 @@ def latent_gp(
             f"`prior` must have event shape ({num_latents},) and no batch; got batch "
             f"{prior.batch_shape} and event {prior.event_shape}. Use `.to_event(1)`."
         )
-    kernel = stationary(num_dims=start.shape[1]) if kernel is None else kernel
+    kernel = stationary(num_dims=num_columns) if kernel is None else kernel
     likelihood = gaussian_noise if likelihood is None else likelihood
 
     def model(X, y=None, *, batch_size=None, missing=missing):
         checks.matrix("X", X, "(N, D)")
-        if X.shape[1] + num_latents != start.shape[1]:
+        if X.shape[1] + num_latents != num_columns:
             raise ValueError(
-                f"`Z` must have the {X.shape[1]} columns of `X` and {num_latents} of "
-                f"the latent input; got shape {start.shape}."
+                f"`inducing` must have the {X.shape[1]} columns of `X` and "
+                f"{num_latents} of the latent input; got shape {inducing.Z.shape}."
             )
-        points = Points(numpyro.param("Z", start)) if learn_inducing else inducing
         f = gp(
-            "f", resolve(kernel), inducing=points, mean=mean, num_outputs=num_outputs
+            "f", resolve(kernel), inducing=inducing, mean=mean, num_outputs=num_outputs
         )
         noise = resolve(likelihood)
         with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
             h = numpyro.sample("h", prior)
             observe(
                 "y",
-                f(inputs(X[i], h)),
+                f(join(X[i], h)),
                 noise,
-                obs=None if y is None else y[i],
+                obs=y,
+                rows=i,
                 missing=missing,
             )
 
     return model
+
+
+def _check_points(inducing):
+    usual = "such as gpx.inducing.Points(Z, learn=True)"
+    checks.instance("inducing", inducing, Points, usual)

@@ -12,8 +12,9 @@ import numpyro.distributions as dist
 from numpyro_gpx.kernels import RBF, Kernel
 from numpyro_gpx.likelihoods import Gaussian, Likelihood
 from numpyro_gpx.means import Convolution, Mean
+from numpyro_gpx.starting import lengthscale
 
-__all__ = ["convolution", "gaussian_noise", "resolve", "stationary"]
+__all__ = ["convolution", "gaussian_noise", "lengthscale", "resolve", "stationary"]
 
 
 def stationary(
@@ -28,7 +29,7 @@ def stationary(
         num_dims: Number of columns, for one lengthscale a column; `None` for one
             shared lengthscale.
         lengthscale: Prior median of the lengthscales, e.g.
-            `gpx.starting.lengthscale(X)`.
+            `gpx.models.priors.lengthscale(X)`.
 
     Returns:
         A function without arguments, to be called inside a model.

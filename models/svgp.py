@@ -32,7 +32,8 @@ def svgp(
     `data`. Give `inducing=gpx.inducing.Data(X_train)` for the full GP.
 
     Args:
-        inducing: `gpx.inducing.Points(Z)`, or `Data(X_train)`.
+        inducing: `gpx.inducing.Points(Z)`, with `learn=True` to learn the inducing
+            inputs (parameter `f/Z`), or `Data(X_train)`.
         kernel: A kernel, or a function that draws one from its priors; an RBF kernel
             with log-normal priors if left out (`models.priors.stationary`).
         likelihood: A likelihood, or a function that draws one; Gaussian noise with a
@@ -66,7 +67,8 @@ def svgp(
                 "y",
                 f(X[i]),
                 noise,
-                obs=None if y is None else y[i],
+                obs=y,
+                rows=i,
                 offset=None if offset is None else offset[i],
             )
 

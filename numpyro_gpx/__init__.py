@@ -1,52 +1,39 @@
 """Gaussian processes as ordinary NumPyro models."""
 
 from numpyro_gpx import (
-    beliefs,
-    conditionals,
+    cache,
     cubature,
     guides,
     inducing,
     infer,
+    inputs,
     kernels,
+    latent_space,
     likelihoods,
-    linalg,
     links,
     means,
     models,
     plots,
-    psi,
-    starting,
-    uncertain,
+    timeseries,
 )
 from numpyro_gpx.comparison import compare
-from numpyro_gpx.diagnostics import loo, pairwise_distances, to_arviz
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer import (
-    fit_implicit,
-    fit_lbfgs,
-    fit_mcmc,
-    fit_nuts,
-    fit_sghmc,
-    fit_svi,
-)
-from numpyro_gpx.latents import stack
-from numpyro_gpx.linalg import jitter
-from numpyro_gpx.projection import project
-from numpyro_gpx.row_model import row_model
-from numpyro_gpx.rows import predictive
+from numpyro_gpx.diagnostics import loo
+from numpyro_gpx.infer.adversarial import fit_implicit
+from numpyro_gpx.infer.sampling import fit_mcmc, fit_nuts, fit_sghmc
+from numpyro_gpx.infer.variational import fit_lbfgs, fit_svi
+from numpyro_gpx.numerics.jitter import jitter
+from numpyro_gpx.processes.products import stack
+from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.scaling import standardise
-from numpyro_gpx.simulation import lagged, simulate, simulate_paths
 from numpyro_gpx.sites import exact, gp, observe, propagate
-from numpyro_gpx.storage import load_fit
-from numpyro_gpx.uncertain import inputs
+from numpyro_gpx.storage import load
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Fit",
-    "beliefs",
+    "cache",
     "compare",
-    "conditionals",
     "cubature",
     "exact",
     "fit_implicit",
@@ -62,27 +49,17 @@ __all__ = [
     "inputs",
     "jitter",
     "kernels",
-    "lagged",
+    "latent_space",
     "likelihoods",
-    "linalg",
     "links",
-    "load_fit",
+    "load",
     "loo",
     "means",
     "models",
     "observe",
-    "pairwise_distances",
     "plots",
-    "predictive",
-    "project",
     "propagate",
-    "psi",
-    "row_model",
-    "simulate",
-    "simulate_paths",
     "stack",
     "standardise",
-    "starting",
-    "to_arviz",
-    "uncertain",
+    "timeseries",
 ]

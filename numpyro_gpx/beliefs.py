@@ -7,6 +7,7 @@ integrates the second, :math:`q(f) = \int p(f \mid v)\,q(v)\,dv`.
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -15,13 +16,37 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 __all__ = [
+    "GUIDE",
     "Belief",
     "DiagonalBelief",
     "GaussianBelief",
+    "Integrable",
+    "Mark",
     "SharedBelief",
+    "as_infer",
     "gaussian_base",
     "kl_to_prior",
 ]
+
+
+# Keys of a site's `infer` dictionary: marks of the model, and of a guide
+# (`sites/marks.py` has most of them, and reads them all).
+MODEL, GUIDE = "gpx_model", "gpx_guide"
+
+
+class Mark(eqx.Module):
+    """A mark at a site; `owner` is the key that it travels under."""
+
+    owner: ClassVar[str] = MODEL
+
+
+class Integrable(Mark):
+    """Asks Gaussian guides for a belief about a site that is no GP."""
+
+
+def as_infer(mark: Mark) -> dict[str, Mark]:
+    """The mark as `infer=` of `numpyro.sample`."""
+    return {mark.owner: mark}
 
 
 class Belief(eqx.Module):

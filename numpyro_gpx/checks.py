@@ -22,6 +22,7 @@ __all__ = [
     "latents",
     "matrix",
     "one_of",
+    "rows_of",
     "rowwise",
     "sequence",
     "site_value",
@@ -38,19 +39,26 @@ def key(value) -> None:
         )
 
 
-def guide(value) -> None:
-    """Raise if `value`, where a guide belongs, is none."""
-    if isinstance(value, type):
-        raise TypeError(
-            f"`guide` must be a guide of the model; got the class {value.__name__}. "
-            f"Make one: `{value.__name__}(model)`."
-        )
-    if not callable(value):
+def guide(value, model):
+    """The guide of `model`: `value` itself, or made from the model if it is a class.
+
+    Raises where `value` is no guide, or was made for another model. Plain functions do
+    not say what they were made for, and pass.
+    """
+    found = value(model) if isinstance(value, type) else value
+    if not callable(found):
         raise TypeError(
             "`guide` must be a guide of the model, such as "
             f"`gpx.guides.WhitenedGaussian(model)`; got {_described(value)}. The order "
             "is `fit_svi(model, guide, X, y, key=key)`."
         )
+    # Equal, not the same: a method is another object each time it is named.
+    if getattr(found, "model", model) != model:
+        raise ValueError(
+            "`guide` was made for another model; make it for this one: "
+            f"`{type(found).__name__}(model)`."
+        )
+    return found
 
 
 def matrix(name: str, value, shape: str) -> None:
@@ -168,6 +176,28 @@ def targets(name: str, obs, fn, likelihood):
     return jnp.asarray(obs)
 
 
+def rows_of(site: str, obs, rows, plate):
+    """The plate's `rows` of `obs`, which has as many as the plate; `None` stays."""
+    if plate is None:
+        raise ValueError(
+            f"`rows` of site `{site}` must be those of a plate around it, as in `with "
+            "numpyro.plate(...) as i:`; there is none."
+        )
+    if obs is None:
+        return None
+    if jnp.ndim(obs) == 0:
+        raise ValueError(
+            f"`obs` of site `{site}` must have {plate.size} rows, those of plate "
+            f"`{plate.name}`; got a scalar."
+        )
+    if jnp.shape(obs)[0] != plate.size:
+        raise ValueError(
+            f"`obs` of site `{site}` has {jnp.shape(obs)[0]} rows; plate "
+            f"`{plate.name}` has {plate.size}."
+        )
+    return jnp.asarray(obs)[rows]
+
+
 def exact_targets(name: str, obs, fn):
     """Targets of an `exact` site: `(N,)`, finite."""
     if jnp.shape(obs) != fn.event_shape:
@@ -206,6 +236,6 @@ def _shape_hint(came, expected):
     if came[:1] != expected[:1]:
         return (
             "`X` and `y` must have the same number of rows; in a plate that "
-            "subsamples pass `X[i]` and `y[i]`."
+            "subsamples pass `f(X[i])` and `obs=y, rows=i`."
         )
     return "The number of outputs is set by `num_outputs` in `gpx.gp`."

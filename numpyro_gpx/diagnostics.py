@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import observed_values
 from numpyro_gpx.infer.evaluate import pointwise, replicated_draws
 from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.results.fit import Fit
 
 __all__ = ["loo", "pairwise_distances", "to_arviz"]
 
@@ -46,30 +45,8 @@ def pairwise_distances(site: str = "h", lengthscale: str | None = None) -> Calla
     return distances
 
 
-def to_arviz(
-    fit: Fit,
-    *,
-    num_draws: int | None = None,
-    log_likelihood: bool = True,
-    posterior_predictive: bool = True,
-):
-    r"""A fit as `arviz.InferenceData`, the same for every engine.
-
-    A variational fit gives four "chains" of independent draws.
-
-    Args:
-        fit: The fit.
-        num_draws: Draws in all; by default all of a sampler's, 1000 of a guide's.
-        log_likelihood: Whether to compute pointwise densities. `log_likelihood` holds
-            :math:`\log\int p(y_n \mid f)\,p(f \mid v, \theta)\,df`, and
-            `expected_log_likelihood` what the target density sums over.
-        posterior_predictive: Whether to draw new targets for the training rows.
-
-    Returns:
-        Groups posterior, posterior_predictive, log_likelihood,
-        expected_log_likelihood, sample_stats, observed_data; of a model without data,
-        the posterior alone.
-    """
+def to_arviz(fit: Fit, num_draws, log_likelihood: bool, posterior_predictive: bool):
+    """See `Fit.to_arviz`."""
     import arviz as az
     import xarray as xr
 
@@ -80,7 +57,7 @@ def to_arviz(
     if stats:
         groups["sample_stats"] = stats
     names = fit.structure.observed
-    observed = observed_values(fit.model, fit.args, fit.kwargs)
+    observed = fit.program.observed
     if names:
         groups["observed_data"] = {name: observed[name] for name in names}
     expected = {}

@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
-from numpyro.distributions import constraints
 
 from numpyro_gpx import checks
-from numpyro_gpx.distributions import ExpectedLikelihood
 
 __all__ = ["Prediction"]
 
@@ -28,7 +25,7 @@ class Prediction:
     rows see `Fit.functions`.
 
     Args:
-        chunks: Distributions of consecutive rows, leaves with a leading axis S.
+        chunks: `Predictive`s of consecutive rows, leaves with a leading axis S.
         sizes: How many rows of each chunk count; the rest is padding.
         key: Fixes `draws`.
         shift: Added to predictions, in original units (see `standardise`).
@@ -58,6 +55,13 @@ class Prediction:
     def var(self) -> np.ndarray:
         """Predictive variance, `(N,)` or `(N, P)`."""
         return self._scale**2 * self._moments[1]
+
+    @functools.cached_property
+    def cov(self) -> np.ndarray:
+        """Covariance between the outputs of each row, `(N, P, P)`."""
+        pieces = [_mixture_cov(chunk) for chunk in self._chunks]
+        scale = np.broadcast_to(self._scale, self.mean.shape[1:])
+        return scale[:, None] * self._join(pieces) * scale[None, :]
 
     @property
     def sd(self) -> np.ndarray:
@@ -103,14 +107,11 @@ class Prediction:
 
     def _quantile(self, level):
         one = _first(self._chunks[0])
-        if _is_normal_mixture(one):
+        if one.is_normal_mixture:
             at = jnp.asarray(level)
             pieces = [_mixture_quantile(chunk, at) for chunk in self._chunks]
             return self._shift + self._scale * self._join(pieces)
-        support = one.support
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
-        if support.is_discrete:  # whole numbers stay whole
+        if one.support.is_discrete:  # whole numbers stay whole
             return np.quantile(self.draws, level, axis=0, method="inverted_cdf")
         return np.quantile(self.draws, level, axis=0)
 
@@ -127,9 +128,7 @@ class Prediction:
         pieces, start = [], 0
         for chunk, size in zip(self._chunks, self._sizes, strict=True):
             rows = _padded(standard[start : start + size], _num_rows(chunk))
-            one = _first(chunk)
-            if isinstance(one, ExpectedLikelihood):
-                one.likelihood.check(rows, name="y")
+            _first(chunk).check(rows)
             pieces.append(_mixture_log_prob(chunk, jnp.asarray(rows)))
             start += size
         outputs = 1 if y.ndim == 1 else y.shape[1]
@@ -157,11 +156,10 @@ class Prediction:
 
     def _join(self, pieces):
         """Concatenate chunks along rows (axis 0), without their padding."""
-        kept = [
-            np.asarray(piece)[:size]
-            for piece, size in zip(pieces, self._sizes, strict=True)
-        ]
-        return np.concatenate(kept)
+        kept = [x[:size] for x, size in zip(pieces, self._sizes, strict=True)]
+        if any(isinstance(x, jax.core.Tracer) for x in kept):  # inside `jit` or `grad`
+            return jnp.concatenate(kept)
+        return np.concatenate([np.asarray(x) for x in kept])
 
 
 def _num_rows(chunk):
@@ -185,28 +183,26 @@ def _mixture_moments(chunk):
 
 @eqx.filter_jit
 def _mixture_log_prob(chunk, y):
-    def rows(fn):
-        if isinstance(fn, ExpectedLikelihood):
-            return fn.predictive_log_prob(y)
-        log_prob = fn.log_prob(y)
-        return log_prob.sum(-1) if log_prob.ndim > 1 else log_prob
-
-    each = _each(rows, chunk)  # (S, N)
+    each = _each(lambda one: one.log_prob(y), chunk)  # (S, N)
     return logsumexp(each, axis=0) - jnp.log(each.shape[0])
 
 
 @eqx.filter_jit
 def _mixture_probabilities(chunk):
-    return jnp.mean(_each(lambda fn: fn.probabilities(), chunk), axis=0)
+    return jnp.mean(_each(lambda one: one.probabilities(), chunk), axis=0)
 
 
+@eqx.filter_jit
+def _mixture_cov(chunk):
+    means, covs = _each(lambda one: (one.mean, one.cov), chunk)
+    apart = means - jnp.mean(means, axis=0)
+    between = jnp.einsum("snp,snq->npq", apart, apart) / means.shape[0]
+    return jnp.mean(covs, axis=0) + between
+
+
+@eqx.filter_jit
 def _mixture_cdf(chunk, y):
-    def one(fn):
-        if isinstance(fn, ExpectedLikelihood):
-            return fn.predictive_cdf(y)
-        return fn.cdf(y)
-
-    return jnp.mean(_each(one, chunk), axis=0)
+    return jnp.mean(_each(lambda one: one.cdf(y), chunk), axis=0)
 
 
 @eqx.filter_jit
@@ -233,14 +229,6 @@ def _mixture_quantile(chunk, level):
     low, high, _ = jax.lax.fori_loop(0, 10, grow, (mean - width, mean + width, width))
     low, high = jax.lax.fori_loop(0, 45, halve, (low, high))
     return 0.5 * (low + high)
-
-
-def _is_normal_mixture(fn) -> bool:
-    if isinstance(fn, ExpectedLikelihood):
-        return fn.likelihood.normal_mixture
-    if isinstance(fn, dist.MixtureSameFamily):
-        fn = fn.component_distribution
-    return isinstance(fn, dist.Normal)
 
 
 def _first(chunk):

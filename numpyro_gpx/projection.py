@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -26,18 +25,13 @@ import optax
 from jaxtyping import Array, Float
 
 from numpyro_gpx import checks, cubature
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import (
-    as_arrays,
-    check_data,
-    inputs_first,
-    takes_inputs,
-)
 from numpyro_gpx.infer.evaluate import Problem, sites_at
-from numpyro_gpx.infer.target import trace_model
 from numpyro_gpx.infer.threads import single_blas_thread
-from numpyro_gpx.linalg import jitter
 from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.uncertain import InputBelief
 
 __all__ = ["Projection", "project"]
@@ -64,9 +58,9 @@ class Projection:
             rows where several are close have several modes.
     """
 
-    def __init__(self, fit, site, belief, objective, starts, args, kwargs):
+    def __init__(self, fit, site, belief, objective, starts, call):
         self._fit, self._site, self._belief = fit, site, belief
-        self._call = args, kwargs
+        self._call = call
         self.mean = np.asarray(belief.mean)
         self.sd = np.asarray(jnp.sqrt(belief.var))
         self.objective = np.asarray(objective)
@@ -82,13 +76,13 @@ class Projection:
         return np.asarray(self._draws(key, num_draws))
 
     def reconstruct(
-        self, *, num_draws: int = 32, latent: bool = False, site: str | None = None
+        self, *, num_draws: int = 32, of: str | None = None, site: str | None = None
     ) -> Prediction:
         """Predictive distribution of whole rows, their missing entries included.
 
         Args:
             num_draws: Draws of the latent inputs to average over.
-            latent: The latent function instead of the targets.
+            of: `"latent"` or a GP instead of the targets; see `Fit.predict`.
             site: Observed site; may be left out if there is one.
         """
         problem = self._fit.problem(site)
@@ -98,11 +92,8 @@ class Projection:
         components = jax.tree.map(lambda x: x[index], components)
         drawn = self._draws(self._fit.key, num_draws)
         components = {**components, self._site: drawn}
-        args, kwargs = self._call
         with single_blas_thread():
-            fn = sites_at(
-                problem, components, args, kwargs, self._fit.key, latent=latent
-            )
+            fn = sites_at(problem, components, self._call, self._fit.key, of=of)
         return Prediction([fn], [self.mean.shape[0]], self._fit.key)
 
     def _draws(self, key, num_draws):
@@ -150,18 +141,20 @@ def project(
             "`rule` must have points; got the analytic one. Leave it out, or use "
             "`gpx.cubature.GaussHermite(5)`."
         )
-    args, kwargs = new_rows(fit, args, kwargs)
+    call = new_rows(fit, *args, **kwargs)
     observed = fit.structure.observed
     components = fit.global_components(_NUM_COMPONENTS, (site,))
     search = _Search(fit.problem(observed[0]), site, observed, components, rule)
-    num_rows = np.shape(args[0])[0]
+    num_rows = call.num_rows
+    watch = (call.model,)
     with single_blas_thread():
         key_candidates, key_points = jr.split(key)
         candidates = _candidates(key_candidates, fit, site)
-        first = _best(search, candidates, args, kwargs, num_rows, num_starts)
-        found = _climb(
-            search, first, args, kwargs, num_steps, learning_rate, key_points
-        )
+        first = run(_best, search, candidates, call, num_rows, num_starts, watch=watch)
+        found = run(
+            _climb, search, first, call, num_steps, learning_rate, key_points,
+            watch=watch,
+        )  # fmt: skip
     means, scales, objectives = found
     if not np.all(np.isfinite(objectives)):
         raise FloatingPointError(
@@ -173,8 +166,8 @@ def project(
     rows = jnp.arange(num_rows)
     belief = InputBelief(means[best, rows], scales[best, rows])
     starts = (np.asarray(objectives), np.asarray(means))
-    new = _without_targets(fit, args, kwargs, num_rows)
-    return Projection(fit, site, belief, objectives[best, rows], starts, *new)
+    new = _without_targets(call)
+    return Projection(fit, site, belief, objectives[best, rows], starts, new)
 
 
 class _Search(NamedTuple):
@@ -186,13 +179,12 @@ class _Search(NamedTuple):
     components: Any
     rule: cubature.Rule
 
-    def log_density(self, h: Float[Array, "N Q"], args, kwargs) -> Float[Array, " N"]:
+    def log_density(self, h: Float[Array, "N Q"], call: Call) -> Float[Array, " N"]:
         """Expected log likelihood plus log prior of each row at latent inputs `h`."""
 
         def one(component):
             data = {**self.problem.params, **component, self.site: h}
-            with jitter(self.problem.jitter):
-                trace = trace_model(self.problem.model, args, kwargs, data, jr.key(0))
+            trace = call.trace(data, jr.key(0))
             seen = (trace[name] for name in self.observed)
             log_p = sum(site["fn"].log_prob(site["value"]) for site in seen)
             return log_p + trace[self.site]["fn"].log_prob(h)
@@ -200,29 +192,21 @@ class _Search(NamedTuple):
         return jnp.mean(jax.vmap(one)(self.components), axis=0)
 
 
-# At module level, with the model as a static part of `search`: a second call with
-# equal shapes compiles nothing.
-
-
-@eqx.filter_jit
 def _best(
-    search: _Search, candidates: Float[Array, "C Q"], args, kwargs, num_rows, number
+    search: _Search, candidates: Float[Array, "C Q"], call: Call, num_rows, number
 ):
     """The candidates `(K, N, Q)` at which each row's density is highest."""
 
     def one(h):
         everywhere = jnp.broadcast_to(h, (num_rows, *h.shape))
-        return search.log_density(everywhere, args, kwargs)
+        return search.log_density(everywhere, call)
 
     found = jax.lax.map(one, candidates)  # (C, N)
     top = jax.lax.top_k(found.T, min(number, len(candidates)))[1]  # (N, K)
     return candidates[top.T]
 
 
-@eqx.filter_jit
-def _climb(
-    search: _Search, start: Float[Array, "K N Q"], args, kwargs, steps, rate, key
-):
+def _climb(search: _Search, start: Float[Array, "K N Q"], call: Call, steps, rate, key):
     """Adam from all starts at once; every row is a problem of its own.
 
     Returns means, scales and objectives, all with the leading axes `(K, N)`.
@@ -233,7 +217,7 @@ def _climb(
         def one(mean, log_scale):
             belief = InputBelief(mean, jnp.exp(log_scale))
             points, weights = search.rule.nodes(belief, key)
-            log_p = jax.vmap(lambda h: search.log_density(h, args, kwargs))(points)
+            log_p = jax.vmap(lambda h: search.log_density(h, call))(points)
             return weights @ log_p + jnp.sum(log_scale + _ENTROPY, axis=-1)
 
         return jax.vmap(one)(*params)  # (K, N)
@@ -274,19 +258,19 @@ def latent_site(fit: Fit, function: str) -> str:
     return names[0]
 
 
-def new_rows(fit: Fit, args, kwargs) -> tuple[tuple, dict]:
-    """The model's arguments for new rows, targets included, as checked arrays."""
-    args, kwargs = as_arrays(*inputs_first(fit.model, args, kwargs))
-    if not takes_inputs(fit.model):
-        checks.matrix("y", args[0] if args else 0.0, "(N, P)")
-    check_data(fit.model, args, kwargs)
-    return args, kwargs
+def new_rows(fit: Fit, *args, **kwargs) -> Call:
+    """The model called with new rows, targets included, checked."""
+    fit.program.check_unchanged()
+    call = Call.create(fit.model, args, kwargs).with_jitter(fit.jitter)
+    if not call.takes_inputs:
+        checks.matrix("y", call.args[0] if call.args else 0.0, "(N, P)")
+    return Program.of(call).call
 
 
 def _candidates(key, fit, site) -> Array:
     """Places to start from: posterior means of training rows, and draws around them."""
     key_rows, key_prior = jr.split(key)
-    means = jnp.asarray(fit.latents(site).mean)
+    means = jnp.asarray(fit.latent_inputs(site).mean)
     number = _NUM_CANDIDATES - _NUM_CANDIDATES // 4
     index = jr.choice(key_rows, len(means), (min(number, len(means)),), replace=False)
     spread = jnp.std(means, axis=0)
@@ -294,8 +278,9 @@ def _candidates(key, fit, site) -> Array:
     return jnp.concatenate([means[index], jnp.mean(means, axis=0) + spread * drawn])
 
 
-def _without_targets(fit, args, kwargs, num_rows):
-    """The arguments that draw whole rows: inputs kept, targets left out."""
-    if takes_inputs(fit.model):
-        return (args[0], None, *args[2:]), kwargs
-    return (), {**kwargs, "num_rows": num_rows}
+def _without_targets(call: Call) -> Call:
+    """The call that draws whole rows: inputs kept, targets left out."""
+    if call.takes_inputs:
+        return call.at((call.args[0], None, *call.args[2:]), call.kwargs)
+    kwargs = {**call.kwargs, "num_rows": call.num_rows}
+    return call.at((), kwargs)

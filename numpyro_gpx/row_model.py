@@ -1,7 +1,7 @@
 r"""The latent inputs of new rows as a model of their own, for every engine.
 
-`gpx.project` finds a Gaussian for each new row. Where few of its entries were seen, the
-posterior
+`gpx.latent_space.project` finds a Gaussian for each new row. Where few of its entries
+were seen, the posterior
 
 .. math:: p(h_* \mid y_*) \propto p(h_*)\, \mathbb E_q\big[p(y_* \mid f(h_*))\big]
 
@@ -21,11 +21,9 @@ import jax.numpy as jnp
 import numpyro
 from jax.scipy.special import logsumexp
 
-from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.evaluate import row_densities
-from numpyro_gpx.infer.target import trace_model
-from numpyro_gpx.linalg import jitter
 from numpyro_gpx.projection import latent_site, new_rows
+from numpyro_gpx.results.fit import Fit
 
 __all__ = ["row_model"]
 
@@ -48,8 +46,8 @@ def row_model(fit: Fit, *args, num_components: int = 16, **kwargs) -> Callable:
         factor `rows`. Its rows are independent; one row at a time is easiest to infer.
     """
     site = latent_site(fit, "row_model")
-    args, kwargs = new_rows(fit, args, kwargs)
-    problem = fit.problem()._replace(train=(args, kwargs))
+    call = new_rows(fit, *args, **kwargs)
+    problem = fit.problem()._replace(train=call)
     components = fit.global_components(num_components, (site,))
     count = jax.tree.leaves(components)[0].shape[0] if components else 1
 
@@ -62,8 +60,7 @@ def row_model(fit: Fit, *args, num_components: int = 16, **kwargs) -> Callable:
 
     def _prior():
         first = jax.tree.map(lambda x: x[0], components)
-        with numpyro.handlers.block(), jitter(problem.jitter):
-            data = {**problem.params, **first}
-            return trace_model(fit.model, args, kwargs, data, fit.key)[site]["fn"]
+        with numpyro.handlers.block():
+            return call.trace({**problem.params, **first}, fit.key)[site]["fn"]
 
     return model

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -30,9 +29,10 @@ from scipy.special import ndtri
 
 from numpyro_gpx import checks
 from numpyro_gpx.cubature import Analytic, MonteCarlo, Rule, Unscented
-from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.evaluate import sites_at
 from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.program.compile import run
+from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.uncertain import InputBelief
 
 __all__ = ["Simulation", "lagged", "simulate", "simulate_paths"]
@@ -173,9 +173,9 @@ def simulate(
     lags, known = _start(fit, history, num_steps, exogenous)
     keys = jr.split(key, num_steps)
     with single_blas_thread():
-        mean, var = _propagate(
-            fit.problem(site), fit.global_components(num_components), rule, joint,
-            lags, known, keys,
+        mean, var = run(
+            _propagate, fit.problem(site), fit.global_components(num_components), rule,
+            joint, lags, known, keys, watch=(fit.model,),
         )  # fmt: skip
     return Simulation(np.asarray(mean), np.asarray(var))
 
@@ -215,14 +215,13 @@ def simulate_paths(
     lags, known = _start(fit, history, num_steps, exogenous)
     keys = jr.split(key, num_steps)
     with single_blas_thread():
-        paths = _draw_paths(
-            fit.problem(site), fit.global_components(num_components),
-            jnp.tile(lags, (num_paths, 1)), known, keys,
+        paths = run(
+            _draw_paths, fit.problem(site), fit.global_components(num_components),
+            jnp.tile(lags, (num_paths, 1)), known, keys, watch=(fit.model,),
         )  # fmt: skip
     return np.asarray(paths).T
 
 
-@eqx.filter_jit
 def _propagate(problem, components, rule, joint: bool, lags, exogenous, keys):
     """Means and variances `(T,)`, from lags `(L,)` that are known."""
 
@@ -256,7 +255,6 @@ def _propagate(problem, components, rule, joint: bool, lags, exogenous, keys):
     return jax.lax.scan(step, start, (exogenous, keys))[1]
 
 
-@eqx.filter_jit
 def _draw_paths(problem, components, lags, exogenous, keys):
     """Targets `(T, P)` of P paths that start from lags `(P, L)`."""
 
@@ -279,7 +277,8 @@ def _draw_paths(problem, components, lags, exogenous, keys):
 
 def _targets(problem, components, X, key):
     """Distributions of the targets at the rows of `X`, a leading axis of components."""
-    fn = sites_at(problem, components, (X,), {}, key, latent=False)
+    call = problem.train.at((X,), {})
+    fn = sites_at(problem, components, call, key, of=None)
     shape = jax.eval_shape(jax.vmap(lambda one: one.mean), fn).shape[1:]
     if shape != X.shape[:1]:
         raise ValueError(
@@ -317,6 +316,7 @@ def _symmetric_root(C):
 
 def _start(fit, history, num_steps, exogenous):
     """Lags `(L,)`, most recent first, and known columns `(T, E)`."""
+    fit.program.check_unchanged()
     checks.at_least("num_steps", num_steps, 1)
     history = np.asarray(history, float)
     if history.ndim != 1:
@@ -328,11 +328,12 @@ def _start(fit, history, num_steps, exogenous):
     known = np.zeros((num_steps, 0))
     if exogenous is not None:
         known = _exogenous(exogenous, num_steps, f"num_steps={num_steps} rows")
-    shape: tuple[int, ...] = np.shape(fit.args[0]) if fit.args else ()
+    args = fit.call.args
+    shape: tuple[int, ...] = np.shape(args[0]) if args else ()
     if len(shape) != 2:
         raise ValueError(
-            "`fit` must be of a model (X, y=None) on the rows of `gpx.lagged`; its "
-            f"first training argument has shape {shape}."
+            "`fit` must be of a model (X, y=None) on the rows of "
+            f"`gpx.timeseries.lagged`; its first training argument has shape {shape}."
         )
     num_lags = shape[1] - known.shape[1]
     if num_lags < 1:
@@ -349,7 +350,7 @@ def _start(fit, history, num_steps, exogenous):
             f"{shape[1]} columns, of which `exogenous` gives {known.shape[1]}; got "
             f"{len(history)} values. {hint}"
         )
-    dtype = jnp.result_type(fit.args[0])
+    dtype = jnp.result_type(args[0])
     return jnp.asarray(history[::-1], dtype), jnp.asarray(known, dtype)
 
 

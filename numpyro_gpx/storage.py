@@ -16,17 +16,18 @@ import jax.random as jr
 import numpy as np
 
 from numpyro_gpx import guides, infer
-from numpyro_gpx.fit import Fit
 from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
-from numpyro_gpx.infer.structure import inspect_model
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.fit import Fit
 
-__all__ = ["load_fit", "save_fit"]
+__all__ = ["load", "save"]
 
 _FORMAT = 1
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def save_fit(fit: Fit, path) -> None:
+def save(fit: Fit, path) -> None:
     """Write `fit` to `path`."""
     arrays: dict[str, np.ndarray] = {}
     record: dict[str, Any] = {
@@ -36,8 +37,10 @@ def save_fit(fit: Fit, path) -> None:
         "seconds": fit.seconds,
         "jitter": fit.jitter,
         "batch_size": fit.batch_size,
-        "args": [_store(arrays, f"args/{i}", x) for i, x in enumerate(fit.args)],
-        "kwargs": {n: _store(arrays, f"kwargs/{n}", x) for n, x in fit.kwargs.items()},
+        "args": [_store(arrays, f"args/{i}", x) for i, x in enumerate(fit.call.args)],
+        "kwargs": {
+            n: _store(arrays, f"kwargs/{n}", x) for n, x in fit.call.kwargs.items()
+        },
         "loss": {"name": type(fit.loss).__name__, "config": fit.loss.config},
         "params": _store_all(arrays, "params", fit.params),
         "sample_stats": _store_all(arrays, "sample_stats", fit.sample_stats),
@@ -62,7 +65,7 @@ def save_fit(fit: Fit, path) -> None:
         )
 
 
-def load_fit(path, model) -> Fit:
+def load(path, model) -> Fit:
     """Read a fit written by `Fit.save`.
 
     Args:
@@ -84,16 +87,18 @@ def load_fit(path, model) -> Fit:
     args = tuple(_restore(arrays, x) for x in record["args"])
     kwargs = {name: _restore(arrays, x) for name, x in record["kwargs"].items()}
     params = {name: jnp.asarray(arrays[x]) for name, x in record["params"].items()}
-    sites = _shapes(inspect_model(model, args, kwargs))
+    call = Call(model, args, kwargs, record["jitter"])
+    program = Program.unchecked(call)
+    sites = _shapes(program.structure)
     if sites != record["sites"]:
         raise ValueError(
             "`model` must be the one that was fitted, with sites of the shapes "
             f"{record['sites']}; it has {sites}."
         )
     return Fit(
-        model, args, kwargs, _posterior(record, arrays, model, args, kwargs, params),
+        program, _posterior(record, arrays, call, params),
         engine=record["engine"], params=params, seconds=record["seconds"],
-        jitter=record["jitter"], batch_size=record["batch_size"],
+        batch_size=record["batch_size"],
         info={n: _restore(arrays, x) for n, x in record["info"].items()},
         sample_stats={n: arrays[x] for n, x in record["sample_stats"].items()},
         loss=getattr(infer, record["loss"]["name"])(**record["loss"]["config"]),
@@ -111,15 +116,13 @@ def _can_be_rebuilt(guide) -> bool:
     return ours and guide.can_be_rebuilt
 
 
-def _posterior(record, arrays, model, args, kwargs, params):
+def _posterior(record, arrays, call, params):
     if "guide" in record:
         kind = getattr(guides, record["guide"]["name"])
-        guide = kind.rebuild(model, record["guide"]["config"])
-        guide.setup(*args, **kwargs)
+        guide = kind.rebuild(call.model, record["guide"]["config"])
+        call.run(guide.setup)
         key = jr.wrap_key_data(jnp.asarray(arrays["guide_key"]))
-        return GuidePosterior(
-            guide, params, args, kwargs, key=key, jitter=record["jitter"]
-        )
+        return GuidePosterior(guide, params, call, key=key)
     draws = {name: arrays[x] for name, x in record["draws"].items()}
     return ChainPosterior(draws, independent=record["independent"])
 

@@ -9,14 +9,15 @@ from jaxtyping import Array, Float
 
 from numpyro_gpx.kernels.base import as_inputs
 
-__all__ = ["InputBelief", "inputs"]
+__all__ = ["InputBelief", "join"]
 
 
 class InputBelief(eqx.Module):
     r"""Independent Gaussian rows :math:`x_n \sim \mathcal N(m_n, S_n S_n^\top)`.
 
     What the analytic rule hands to the model in the place of a latent input, and what
-    `gpx.simulate` feeds back. A GP called with it returns the moments of `f`.
+    `gpx.timeseries.simulate` feeds back. A GP called with it returns the moments of
+    `f`.
 
     Attributes:
         mean: Means, `(N, D)`.
@@ -62,8 +63,8 @@ class InputBelief(eqx.Module):
     def _refuse(self, *_):
         raise TypeError(
             "The analytic rule hands the model a belief about its latent input, which "
-            "is no array. Join it to other columns with `gpx.inputs(X, H)` and pass "
-            "the result to the GP as it is; or choose another rule, such as "
+            "is no array. Join it to other columns with `gpx.inputs.join(X, H)` and "
+            "pass the result to the GP as it is; or choose another rule, such as "
             "`gpx.cubature.Unscented()`, which hands over arrays."
         )
 
@@ -72,7 +73,7 @@ class InputBelief(eqx.Module):
     __truediv__ = __matmul__ = __rmatmul__ = __neg__ = __pow__ = _refuse
 
 
-def inputs(*columns: Array | InputBelief) -> Array | InputBelief:
+def join(*columns: Array | InputBelief) -> Array | InputBelief:
     """Join known columns and latent ones to the inputs of a GP.
 
     Args:
@@ -82,7 +83,7 @@ def inputs(*columns: Array | InputBelief) -> Array | InputBelief:
         An array `(N, D)`, or a belief if any of the columns is one.
     """
     if not columns:
-        raise ValueError("`inputs` joins columns; got none.")
+        raise ValueError("`join` needs columns; got none.")
     parts = [_as_belief(part) for part in columns]
     _same_rows(parts)
     mean = jnp.concatenate([part.mean for part in parts], axis=1)

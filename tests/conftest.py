@@ -26,7 +26,7 @@ jax.config.update("jax_enable_x64", True)
 
 # The parts that are only about arrays. Models and inference are left out: NumPyro's
 # own distributions broadcast ranks and pass what they like.
-ARRAY_CODE = ("conditionals", "kernels", "likelihoods", "linalg")
+ARRAY_CODE = ("kernels", "likelihoods", "numerics", "processes")
 
 # Annotations of shape and dtype hold at run time; must precede the first import.
 install_import_hook(

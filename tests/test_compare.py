@@ -15,6 +15,8 @@ import numpyro_gpx as gpx
 from numpyro_gpx.comparison import Comparison
 from numpyro_gpx.comparison.notes import _bound_notes
 from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 Z = np.array([[-1.0], [0.2], [1.1]])
 X = np.linspace(-1.5, 1.5, 7)[:, None]
@@ -63,9 +65,13 @@ def make_fit(values, *, model=regression, y=None, engine="nuts", info=None, stat
     y = np.sin(2.0 * X[:, 0]) if y is None else y
     posterior = ChainPosterior(values, independent=engine == "svi")
     return gpx.Fit(
-        model, (jnp.asarray(X), jnp.asarray(y)), {}, posterior,
-        engine=engine, info=info, sample_stats=stats, seconds=1.5,
-    )  # fmt: skip
+        Program.unchecked(Call(model, (jnp.asarray(X), jnp.asarray(y)))),
+        posterior,
+        engine=engine,
+        info=info,
+        sample_stats=stats,
+        seconds=1.5,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +293,9 @@ def test_posteriors_are_laid_side_by_side_without_test_rows():
     rng = np.random.default_rng(8)
     fits = {
         name: gpx.Fit(
-            plain, (), {}, ChainPosterior({"u": shift + draws(rng)}), engine=e
+            Program.unchecked(Call(plain, ())),
+            ChainPosterior({"u": shift + draws(rng)}),
+            engine=e,
         )
         for name, e, shift in (("a", "nuts", 0.0), ("b", "sghmc", 0.5))
     }

@@ -9,6 +9,8 @@ import pytest
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -33,7 +35,12 @@ def made_up_fit(engine, *, guide):
         draws["lengthscale"] = np.exp(rng.normal(size=(2, 5)))
         draws["f"] = rng.normal(size=(2, 5, 4))
         posterior = ChainPosterior(draws, independent=guide)
-        return gpx.Fit(model, args, {}, posterior, engine=engine, seconds=0.1)
+        return gpx.Fit(
+            Program.unchecked(Call(model, args)),
+            posterior,
+            engine=engine,
+            seconds=0.1,
+        )
 
     return fit
 

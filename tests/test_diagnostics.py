@@ -12,6 +12,8 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 NOISE = 0.4
 KERNEL = gpx.kernels.RBF(variance=1.1, lengthscale=0.8)
@@ -81,7 +83,7 @@ def _loo_of_parts(fit):
     scores = []
     for part in np.split(draws, 10):
         one = ChainPosterior({"f": part[None]})
-        again = gpx.Fit(FULL, (X, Y), {}, one, engine="nuts")
+        again = gpx.Fit(Program.unchecked(Call(FULL, (X, Y))), one, engine="nuts")
         scores.append(gpx.loo(again, num_draws=200)["loo_i"].values)
     return np.array(scores)
 
@@ -115,15 +117,21 @@ def test_loo_weighs_the_draws_of_a_wrong_guide_towards_the_target():
     }
     data = (jnp.asarray(X), jnp.asarray(Y))
     guide = gpx.guides.WhitenedGaussian(COARSE)
-    posterior = GuidePosterior(guide, params, data, {}, key=jr.key(3))
-    wrong = gpx.Fit(COARSE, data, {}, posterior, engine="svi", params=params)
+    posterior = GuidePosterior(guide, params, Call(COARSE, data), key=jr.key(3))
+    wrong = gpx.Fit(
+        Program.unchecked(Call(COARSE, data)),
+        posterior,
+        engine="svi",
+        params=params,
+    )
     right = gpx.loo(optimal(COARSE, X, Y), num_draws=4000)["loo_i"].values
     # Seen over keys 0 to 9: rows within 0.03, far tails of importance weights aside.
     assert_allclose(gpx.loo(wrong, num_draws=4000)["loo_i"].values, right, atol=0.1)
     # The same draws, taken for draws of the target, are somewhere else.
     chain = ChainPosterior({"f": wrong.draws(4000)["f"][None]})
     unweighed = gpx.loo(
-        gpx.Fit(COARSE, data, {}, chain, engine="nuts"), num_draws=4000
+        gpx.Fit(Program.unchecked(Call(COARSE, data)), chain, engine="nuts"),
+        num_draws=4000,
     )["loo_i"].values
     assert np.abs(unweighed - right).max() > 0.3
 
@@ -140,8 +148,12 @@ def test_rows_that_are_masked_are_no_data():
     keep = np.arange(16) % 5 != 2
     draws = ChainPosterior({"f": np.random.default_rng(4).normal(size=(1, 200, 4))})
     gaps = np.where(keep, Y, np.nan)
-    with_mask = gpx.Fit(masked, (X, gaps, keep), {}, draws, engine="nuts")
-    without = gpx.Fit(masked, (X[keep], Y[keep]), {}, draws, engine="nuts")
+    with_mask = gpx.Fit(
+        Program.unchecked(Call(masked, (X, gaps, keep))), draws, engine="nuts"
+    )
+    without = gpx.Fit(
+        Program.unchecked(Call(masked, (X[keep], Y[keep]))), draws, engine="nuts"
+    )
     one, other = gpx.loo(with_mask), gpx.loo(without)
     assert one["n_data_points"] == other["n_data_points"] == keep.sum()
     assert_allclose(one["loo_i"], other["loo_i"], rtol=1e-10)
@@ -171,7 +183,7 @@ def test_exact_regression_has_loo_given_the_hyperparameters():
 
     model = gpx.models.exact_gp(kernel=KERNEL)
     draws = ChainPosterior({"noise": np.full((1, 100), NOISE)})
-    fit = gpx.Fit(model, (X, Y), {}, draws, engine="nuts")
+    fit = gpx.Fit(Program.unchecked(Call(model, (X, Y))), draws, engine="nuts")
     rows = fit.to_arviz(posterior_predictive=False).log_likelihood["y"].values
     assert_allclose(rows[0, 0], exact_loo(), rtol=1e-8)
 
@@ -211,7 +223,7 @@ def test_loo_of_exact_regression_leaves_a_row_out_of_the_hyperparameters_too():
     levels = (np.arange(4000) + 0.5) / 4000
     draws = np.interp(levels, np.cumsum(weights) / weights.sum(), grid)
     fit = gpx.Fit(
-        gpx.models.exact_gp(kernel=KERNEL), (X, y), {},
+        Program.unchecked(Call(gpx.models.exact_gp(kernel=KERNEL), (X, y))),
         ChainPosterior({"noise": draws[None]}), engine="nuts",
     )  # fmt: skip
     rows = gpx.loo(fit, num_draws=4000)["loo_i"].values

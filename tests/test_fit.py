@@ -15,6 +15,8 @@ from numpyro.infer import MCMC, NUTS, SVI, init_to_value
 import numpyro_gpx as gpx
 from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 NOISE = 0.3
 TREND = gpx.kernels.RBF(variance=1.3, lengthscale=1.6)
@@ -33,7 +35,7 @@ def model(inputs, y=None, *, batch_size=None):
     f = gpx.gp("f", KERNEL, inducing=gpx.inducing.Data(X))
     with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
         likelihood = gpx.likelihoods.Gaussian(NOISE)
-        gpx.observe("y", f(inputs[i]), likelihood, obs=None if y is None else y[i])
+        gpx.observe("y", f(inputs[i]), likelihood, obs=y, rows=i)
 
 
 def posterior(X_star):
@@ -58,7 +60,7 @@ def test_prediction_equals_exact_regression_at_shifted_inputs_of_equal_length(fi
     prediction = fit.predict(shifted)
     assert_allclose(prediction.mean, mean, atol=1e-6)
     assert_allclose(prediction.var, np.diag(cov) + NOISE**2, atol=1e-6)
-    latent = fit.predict(shifted, latent=True)
+    latent = fit.predict(shifted, of="f")
     assert_allclose(latent.var, np.diag(cov), atol=1e-6)
     y = np.cos(shifted[:, 0])
     expected = scipy.stats.norm(mean, np.sqrt(np.diag(cov) + NOISE**2)).logpdf(y)
@@ -128,6 +130,94 @@ def test_functions_are_coherent(fit):
     assert np.corrcoef(near.T)[0, 1] > 0.9
 
 
+def conditional(kernel, Z, v, X_star):
+    """Mean and variance of a GP given its whitened inducing variables, in NumPy."""
+    K = np.asarray(kernel(Z))
+    L = np.linalg.cholesky(K + 1e-8 * np.mean(np.diag(K)) * np.eye(len(K)))
+    A = np.linalg.solve(L, np.asarray(kernel(Z, X_star)))
+    return A.T @ v, np.asarray(kernel.diag(X_star)) - np.sum(A**2, axis=0)
+
+
+COMBINED = {
+    "sum": lambda f, g: f + g + 0.7,
+    "difference": lambda f, g: f - 2.0 * g,
+    "product": lambda f, g: f * g,
+    "stack": gpx.stack,
+}
+
+
+@pytest.mark.parametrize("how", COMBINED)
+def test_a_gp_that_enters_the_latent_function_is_predicted_by_its_name(how):
+    Z = X[::5]
+
+    def combined(inputs, y=None):
+        f = gpx.gp("f", TREND, inducing=gpx.inducing.Points(Z))
+        g = gpx.gp("g", WIGGLE, inducing=gpx.inducing.Points(Z + 0.1))
+        likelihood = gpx.likelihoods.Gaussian(NOISE)
+        if how == "stack":
+            likelihood = gpx.likelihoods.HeteroscedasticGaussian()
+        with numpyro.plate("data", inputs.shape[0]):
+            gpx.observe("y", COMBINED[how](f(inputs), g(inputs)), likelihood, obs=y)
+
+    rng = np.random.default_rng(6)
+    values = {name: rng.normal(size=(1, 1, 5)) for name in "fg"}
+    fit = gpx.Fit(
+        Program.unchecked(Call(combined, (X, Y))), ChainPosterior(values), engine="nuts"
+    )
+    for name, kernel, places in (("f", TREND, Z), ("g", WIGGLE, Z + 0.1)):
+        found = fit.predict(X_NEW, of=name)
+        mean, var = conditional(kernel, places, values[name][0, 0], X_NEW)
+        assert_allclose(found.mean, mean, atol=1e-6)
+        assert_allclose(found.var, var, atol=1e-6)
+    words = r"`of` must be None for the targets `y`, or one of \['latent', 'f', 'g'\]"
+    with pytest.raises(ValueError, match=words + ".*got 'h'"):
+        fit.predict(X_NEW, of="h")
+
+
+def test_the_latent_function_has_the_offset_and_its_gp_has_not():
+    def shifted(inputs, y=None):
+        f = gpx.gp("f", TREND, inducing=gpx.inducing.Points(X[::5]))
+        with numpyro.plate("data", inputs.shape[0]):
+            offset = 0.1 * inputs[:, 0]
+            likelihood = gpx.likelihoods.Gaussian(NOISE)
+            gpx.observe("y", f(inputs), likelihood, obs=y, offset=offset)
+
+    values = {"f": np.full((1, 1, 5), 0.4)}
+    fit = gpx.Fit(
+        Program.unchecked(Call(shifted, (X, Y))), ChainPosterior(values), engine="nuts"
+    )
+    whole, alone = (fit.predict(X_NEW, of=name).mean for name in ("latent", "f"))
+    assert_allclose(whole - alone, 0.1 * X_NEW[:, 0], atol=1e-12)
+
+
+def test_which_of_two_calls_of_a_gp_is_meant_must_be_known():
+    def twice(inputs, y=None):
+        f = gpx.gp("f", TREND, inducing=gpx.inducing.Points(X[::5]))
+        with numpyro.plate("data", inputs.shape[0]):
+            double = gpx.likelihoods.Gaussian(NOISE)
+            gpx.observe("y", 2.0 * f(inputs), double, obs=y)
+            numpyro.deterministic("before", f(inputs - 1.0).mean)
+
+    values = {"f": np.full((1, 1, 5), 0.4)}
+    fit = gpx.Fit(
+        Program.unchecked(Call(twice, (X, Y))), ChainPosterior(values), engine="nuts"
+    )
+    with pytest.raises(ValueError, match="calls `f` 2 times.*predict `of='latent'`"):
+        fit.predict(X_NEW, of="f")
+
+
+def test_plain_sites_have_no_latent_function():
+    def plain(inputs, y=None):
+        slope = numpyro.sample("slope", dist.Normal())
+        with numpyro.plate("data", inputs.shape[0]):
+            numpyro.sample("y", dist.Normal(slope * inputs[:, 0], NOISE), obs=y)
+
+    posterior = ChainPosterior({"slope": np.ones((1, 2))})
+    fit = gpx.Fit(Program.unchecked(Call(plain, (X, Y))), posterior, engine="nuts")
+    with pytest.raises(ValueError, match="Site `y` is a plain Normal; its latent"):
+        fit.predict(X_NEW, of="latent")
+
+
 def test_functions_pass_through_sums_and_products():
     """In `f g + f`, the draws of `f` in both terms are the same function."""
     Z = X[::5]
@@ -140,8 +230,12 @@ def test_functions_pass_through_sums_and_products():
             gpx.observe("y", product, gpx.likelihoods.Gaussian(NOISE), obs=y)
 
     values = {"f": np.full((1, 1, 5), 2.0), "g": np.full((1, 1, 5), 0.5)}
-    fit = gpx.Fit(combined, (X, Y), {}, ChainPosterior(values), engine="nuts")
-    prediction = fit.predict(Z, latent=True)
+    fit = gpx.Fit(
+        Program.unchecked(Call(combined, (X, Y))),
+        ChainPosterior(values),
+        engine="nuts",
+    )
+    prediction = fit.predict(Z, of="latent")
     draws = fit.functions(jr.key(0), 200)(Z)
     # At the inducing inputs both functions are known: one value, no spread.
     assert_allclose(draws.std(axis=0), 0.0, atol=1e-3)
@@ -164,7 +258,11 @@ def test_parts_of_a_sum_kernel_add_up_and_agree_with_joint_conditioning(fit):
 def test_exact_regression_predicts_like_the_full_gp(fit):
     marginal = gpx.models.exact_gp(kernel=KERNEL)
     draws = {"noise": np.full((1, 1), NOISE)}
-    exact = gpx.Fit(marginal, (X, Y), {}, ChainPosterior(draws), engine="nuts")
+    exact = gpx.Fit(
+        Program.unchecked(Call(marginal, (X, Y))),
+        ChainPosterior(draws),
+        engine="nuts",
+    )
     assert exact.target == "exact"
     assert_allclose(exact.predict(X_NEW).mean, fit.predict(X_NEW).mean, atol=1e-6)
     assert_allclose(exact.predict(X_NEW).var, fit.predict(X_NEW).var, atol=1e-6)
@@ -184,22 +282,29 @@ def test_saved_fits_predict_the_same(fit, tmp_path):
         model, guide, X, Y, key=jr.key(0), num_steps=20, progress=False
     )
     draws = {"f": np.random.default_rng(0).normal(size=(2, 15, 25))}
-    sampled = gpx.Fit(model, (X, Y), {}, ChainPosterior(draws), engine="nuts")
+    sampled = gpx.Fit(
+        Program.unchecked(Call(model, (X, Y))), ChainPosterior(draws), engine="nuts"
+    )
     for number, one in enumerate((fit, trained, sampled)):
         path = tmp_path / f"fit{number}"
         one.save(path)
-        again = gpx.load_fit(path, model)
+        again = gpx.load(path, model)
         assert again.engine == one.engine
         assert_allclose(again.predict(X_NEW).mean, one.predict(X_NEW).mean, rtol=1e-12)
         for name, values in one.draws(8).items():
             assert_allclose(again.draws(8)[name], values)
-    assert_allclose(gpx.load_fit(tmp_path / "fit0", model).elbo(), fit.elbo())
+    assert_allclose(gpx.load(tmp_path / "fit0", model).elbo(), fit.elbo())
 
 
 def test_arguments_that_cannot_be_saved_are_named(tmp_path):
     draws = {"f": np.zeros((1, 3, 25))}
     posterior = ChainPosterior(draws)
-    fit = gpx.Fit(model, (X, Y), {}, posterior, engine="nuts", info={"x": object()})
+    fit = gpx.Fit(
+        Program.unchecked(Call(model, (X, Y))),
+        posterior,
+        engine="nuts",
+        info={"x": object()},
+    )
     with pytest.raises(ValueError, match="`info/x` of the fit cannot be saved"):
         fit.save(tmp_path / "fit")
 
@@ -261,13 +366,15 @@ def test_local_sites_come_from_their_prior_in_predictions():
             numpyro.sample("y", dist.Normal(h, scale), obs=y)
 
     draws = {"scale": np.full((1, 50), 0.2), "h": np.full((1, 50, 25), -7.0)}
-    fit = gpx.Fit(local, (X, Y), {}, ChainPosterior(draws), engine="nuts")
+    fit = gpx.Fit(
+        Program.unchecked(Call(local, (X, Y))), ChainPosterior(draws), engine="nuts"
+    )
     assert fit.structure.global_sites == ("scale",)
     prediction = fit.predict(X + 1.0)
     assert_allclose(prediction.mean, 3.0, atol=0.1)
     assert_allclose(fit.replicate().mean, -7.0)
     flat = {name: x[0] for name, x in draws.items()}
-    y = gpx.predictive(local, flat)(jr.key(0), jnp.asarray(X))["y"]
+    y = gpx.infer.predictive(local, flat)(jr.key(0), jnp.asarray(X))["y"]
     assert y.shape == (50, 25)
     assert_allclose(np.mean(y), 3.0, atol=0.05)
 
@@ -275,7 +382,11 @@ def test_local_sites_come_from_their_prior_in_predictions():
 def chains_at(*levels, draws=200):
     """A fit with one chain for each level of `v`, constant along it."""
     values = np.stack([np.full((draws, 25), level) for level in levels])
-    return gpx.Fit(model, (X, Y), {}, ChainPosterior({"f": values}), engine="nuts")
+    return gpx.Fit(
+        Program.unchecked(Call(model, (X, Y))),
+        ChainPosterior({"f": values}),
+        engine="nuts",
+    )
 
 
 def test_few_draws_come_from_all_chains():
@@ -365,14 +476,15 @@ def test_fits_are_not_loaded_with_another_model(fit, tmp_path):
     fit.save(tmp_path / "fit")
     other = gpx.models.svgp(gpx.inducing.Data(X))
     with pytest.raises(ValueError, match=r"shapes {'f': \[25\]}; it has {'variance'"):
-        gpx.load_fit(tmp_path / "fit", other)
+        gpx.load(tmp_path / "fit", other)
 
 
 def test_standardised_outputs_have_their_own_jacobians():
     rng = np.random.default_rng(4)
     raw_y = rng.normal(size=(20, 2)) * [5.0, 0.1] + [3.0, -8.0]
     data = gpx.standardise(rng.normal(size=(20, 1)), raw_y)
-    standard = jax.vmap(dist.Normal)(jnp.zeros((1, 20, 2)), jnp.ones((1, 20, 2)))
+    shape = (1, 20, 2)
+    standard = FromDistribution(dist.Normal(jnp.zeros(shape), jnp.ones(shape)))
     back = Prediction([standard], [20], jr.key(0)).rescaled(data.y_shift, data.y_scale)
     expected = scipy.stats.norm(data.y_shift, data.y_scale).logpdf(raw_y).sum(axis=1)
     assert_allclose(back.log_prob(raw_y), expected, rtol=1e-10)
@@ -401,8 +513,12 @@ def test_standardised_predictions_are_in_original_units():
         gpx.exact("y", kernel, inputs, 0.2 * data.y_scale, obs=y, mean=mean)
 
     nothing = ChainPosterior({})
-    one = gpx.Fit(scaled, (data.X, data.y), {}, nothing, engine="nuts")
-    two = gpx.Fit(unscaled, (raw_X, raw_y), {}, nothing, engine="nuts")
+    one = gpx.Fit(
+        Program.unchecked(Call(scaled, (data.X, data.y))), nothing, engine="nuts"
+    )
+    two = gpx.Fit(
+        Program.unchecked(Call(unscaled, (raw_X, raw_y))), nothing, engine="nuts"
+    )
     new = np.array([[120.0, 4.0], [250.0, 4.0]])
     back, direct = data.predict(one, new), two.predict(new)
     assert_allclose(back.mean, direct.mean, rtol=1e-8)
@@ -424,7 +540,7 @@ def test_float32_runs_through_every_engine():
         f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
         with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
             likelihood = gpx.likelihoods.Gaussian(jnp.float32(NOISE))
-            gpx.observe("y", f(inputs[i]), likelihood, obs=None if y is None else y[i])
+            gpx.observe("y", f(inputs[i]), likelihood, obs=y, rows=i)
 
     with jax.enable_x64(False):
         guide = gpx.guides.ConditionalGaussian(sparse)

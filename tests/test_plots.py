@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 import numpyro_gpx as gpx
 from numpyro_gpx import plots
 from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 X = np.linspace(-1.0, 1.0, 6)[:, None]
 Y = np.array([0.1, 0.4, -0.2, 0.5, 0.9, 0.3])
@@ -46,9 +48,10 @@ def make_fits(model, y, *names):
             values = {n: np.full_like(x, x.mean()) for n, x in values.items()}
         independent = engines[name] == "svi"
         fits[name] = gpx.Fit(
-            model, (jnp.asarray(X), jnp.asarray(y)), {},
-            ChainPosterior(values, independent=independent), engine=engines[name],
-        )  # fmt: skip
+            Program.unchecked(Call(model, (jnp.asarray(X), jnp.asarray(y)))),
+            ChainPosterior(values, independent=independent),
+            engine=engines[name],
+        )
     return fits
 
 
@@ -144,7 +147,7 @@ def latent_fit():
     rng = np.random.default_rng(4)
     H = rng.normal(size=(20, 2))
     Y = np.sin(H @ rng.normal(size=(2, 6))) + 0.1 * rng.normal(size=(20, 6))
-    model = gpx.models.gplvm(H[:5], num_outputs=6)
+    model = gpx.models.gplvm(gpx.inducing.Points(H[:5], learn=True), num_outputs=6)
     guide = gpx.guides.UnscentedLatent(gpx.guides.OptimalGaussian(model))
     return gpx.fit_lbfgs(model, guide, Y, key=jr.key(0), max_steps=5, progress=False)
 
@@ -156,7 +159,7 @@ def lengthscales(fit):
 def test_the_latent_space_has_a_point_and_an_ellipse_a_row(latent_fit):
     labels = np.repeat(["a", "b"], [12, 8])
     ax = plots.latent_space(latent_fit, labels=labels, dims=(1, 0))
-    moments = latent_fit.latents()
+    moments = latent_fit.latent_inputs()
     ellipses, points = ax.collections[::2], ax.collections[1::2]
     for label, drawn, round_it in zip("ab", points, ellipses, strict=True):
         rows = labels == label
@@ -193,10 +196,11 @@ def test_relevance_has_whiskers_where_lengthscales_have_spread(latent_fit):
         for name, x in latent_fit.draws(1).items()
     }
     fit = gpx.Fit(
-        latent_fit.model, latent_fit.args, {},
-        ChainPosterior({**chains, "lengthscale": draws}), engine="nuts",
+        Program.unchecked(Call(latent_fit.model, latent_fit.call.args)),
+        ChainPosterior({**chains, "lengthscale": draws}),
+        engine="nuts",
         params=latent_fit.params,
-    )  # fmt: skip
+    )
     ax = plots.relevance(fit)
     (whiskers,) = ax.collections
     expected = np.quantile(1.0 / draws.reshape(-1, 2), [0.05, 0.95], axis=0)
@@ -207,15 +211,20 @@ def test_relevance_has_whiskers_where_lengthscales_have_spread(latent_fit):
 def test_the_manifold_shows_predicted_means_at_a_grid(latent_fit):
     shift = np.arange(6.0)
     figure = plots.manifold(
-        latent_fit, (3, 2), dims=(0, 1), num=(3, 2), limits=((-1.0, 1.0), (0.0, 2.0)),
-        shift=shift, scale=2.0,
-    )  # fmt: skip
+        latent_fit,
+        (3, 2),
+        dims=(0, 1),
+        num=(3, 2),
+        limits=((-1.0, 1.0), (0.0, 2.0)),
+        shift=shift,
+        scale=2.0,
+    )
     (ax,) = figure.axes
     sheet = ax.images[0].get_array()
     assert sheet.shape == (2 * 3, 3 * 2)
     # The second dimension grows upwards: the first row of images has it at 2.
     H = np.array([[0.0, 2.0], [1.0, 0.0]])
-    means = latent_fit.predict(num_rows=2, given={"h": H}, latent=True).mean
+    means = latent_fit.predict(num_rows=2, given={"h": H}, of="f").mean
     images = (shift + 2.0 * means).reshape(2, 3, 2)
     assert_allclose(sheet[:3, 2:4], images[0], atol=1e-10)
     assert_allclose(sheet[3:, 4:], images[1], atol=1e-10)
@@ -224,9 +233,9 @@ def test_the_manifold_shows_predicted_means_at_a_grid(latent_fit):
 
 
 def test_reconstructions_show_truth_gaps_moments_and_draws(latent_fit):
-    truth = np.asarray(latent_fit.args[0])[:4]
+    truth = np.asarray(latent_fit.call.args[0])[:4]
     observed = np.where(np.arange(6) < 3, truth, np.nan)
-    H = latent_fit.latents().mean[:4]
+    H = latent_fit.latent_inputs().mean[:4]
     prediction = latent_fit.predict(num_rows=4, given={"h": H})
     figure = plots.reconstructions(truth, observed, prediction, (3, 2), num=3)
     panels = [ax for ax in figure.axes if ax.images]
@@ -260,7 +269,9 @@ def test_figures_of_latents_name_what_they_need(latent_fit):
 
 
 def test_one_latent_dimension_is_no_plane():
-    model = gpx.models.gplvm(np.arange(3.0)[:, None], num_outputs=6)
+    model = gpx.models.gplvm(
+        gpx.inducing.Points(np.arange(3.0)[:, None]), num_outputs=6
+    )
     draws = {
         "h": np.zeros((1, 2, 20, 1)),
         "f": np.zeros((1, 2, 6, 3)),
@@ -269,8 +280,9 @@ def test_one_latent_dimension_is_no_plane():
         "noise": np.ones((1, 2)),
     }
     fit = gpx.Fit(
-        model, (jnp.zeros((20, 6)),), {}, ChainPosterior(draws), engine="nuts",
-        params={"Z": jnp.arange(3.0)[:, None]},
-    )  # fmt: skip
+        Program.unchecked(Call(model, (jnp.zeros((20, 6)),))),
+        ChainPosterior(draws),
+        engine="nuts",
+    )
     with pytest.raises(ValueError, match="two or more dimensions"):
         plots.latent_space(fit)

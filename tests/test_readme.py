@@ -24,7 +24,7 @@ def run_snippets(folder, monkeypatch, shorten):
 
 def shortened(code):
     """Chains and optimisation a tenth as long."""
-    lengths = r"\b(num_samples|num_warmup|num_steps)=(\d+)"
+    lengths = r"\b(num_samples|num_warmup|num_steps|num_integration_steps)=(\d+)"
     code = re.sub(lengths, lambda m: f"{m[1]}={max(int(m[2]) // 10, 2)}", code)
     # Where the README leaves the warm-up at its default.
     return re.sub(r"\b(num_samples=\d+)(?=,?\s*\))", r"\1, num_warmup=50", code)

@@ -15,8 +15,11 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer.posteriors import ChainPosterior
-from numpyro_gpx.infer.structure import Plate, Structure
-from numpyro_gpx.infer.target import Target, draw_batch
+from numpyro_gpx.processes.latent import Gaussian
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.program.structure import Plate, Structure
 
 _rng = np.random.default_rng(3)
 X = np.sort(_rng.uniform(-2.0, 2.0, 16))[:, None]
@@ -31,12 +34,16 @@ def model(inputs, y=None, *, offset=None, weights=None, mask=None, batch_size=No
     with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
         gpx.observe(
             "y", f(inputs[i]), gpx.likelihoods.Gaussian(0.2),
-            obs=None if y is None else y[i], offset=offset, weights=weights, mask=mask,
+            obs=y, rows=i, offset=offset, weights=weights, mask=mask,
         )  # fmt: skip
 
 
 def chain_fit(model, args, draws, **kwargs):
-    return gpx.Fit(model, args, kwargs, ChainPosterior(draws), engine="nuts")
+    return gpx.Fit(
+        Program.unchecked(Call(model, args, kwargs)),
+        ChainPosterior(draws),
+        engine="nuts",
+    )
 
 
 DRAWS = {"f": np.random.default_rng(4).normal(size=(1, 200, 3))}
@@ -175,7 +182,7 @@ def local(inputs, y=None, *, batch_size=None):
 
 
 def test_row_local_sites_start_where_they_are_told_under_minibatches():
-    target = Target(local, (jnp.asarray(X), jnp.asarray(Y)), {"batch_size": 4})
+    target = Target(Call(local, (jnp.asarray(X), jnp.asarray(Y)), {"batch_size": 4}))
     start = target.initial(jr.key(0), values={"h": jnp.arange(16.0)})
     assert_allclose(start["h"], np.arange(16.0))
     free = target.initial(jr.key(0))["h"]
@@ -232,9 +239,7 @@ def test_particles_and_the_model_have_keys_of_their_own():
 
 def test_sums_of_products_pair_every_component():
     latents = [
-        gpx.latents.GaussianLatent(
-            jnp.asarray([m]), jnp.asarray([v]), sites=frozenset([name])
-        )
+        Gaussian(jnp.asarray([m]), jnp.asarray([v]), sites=frozenset([name]))
         for m, v, name in (
             (0.5, 0.3, "a"),
             (-0.8, 0.6, "b"),
@@ -287,8 +292,8 @@ def test_a_retry_that_helps_keeps_its_jitter():
 def test_the_model_is_no_guide_and_a_guide_no_argument_of_nuts():
     with pytest.raises(ValueError, match=r"The guide observes \['y'\]"):
         gpx.fit_svi(model, model, X, Y, **OPTIONS)
-    with pytest.raises(TypeError, match=r"Make one: `WhitenedGaussian\(model\)`"):
-        gpx.fit_svi(model, gpx.guides.WhitenedGaussian, X, Y, **OPTIONS)
+    with pytest.raises(TypeError, match=r"must be a guide of the model.*got an array"):
+        gpx.fit_svi(model, X, Y, **OPTIONS)
     guide = gpx.guides.WhitenedGaussian(model)
     with pytest.raises(TypeError, match=r"got the class ELBO. Make one: `ELBO\("):
         gpx.fit_svi(model, guide, X, Y, loss=gpx.infer.ELBO, **OPTIONS)
@@ -373,7 +378,7 @@ def test_fits_of_other_sizes_and_foreign_files_are_not_loaded(tmp_path):
             gpx.observe("y", f(inputs), gpx.likelihoods.Gaussian(0.2), obs=y)
 
     with pytest.raises(ValueError, match=r"shapes {'f': \[3\]}; it has {'f': \[5\]}"):
-        gpx.load_fit(tmp_path / "fit.npz", larger)
+        gpx.load(tmp_path / "fit.npz", larger)
     np.savez(tmp_path / "other.npz", x=X)
     with pytest.raises(ValueError, match="was not written by `Fit.save`"):
-        gpx.load_fit(tmp_path / "other.npz", model)
+        gpx.load(tmp_path / "other.npz", model)

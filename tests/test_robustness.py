@@ -10,9 +10,13 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.data import check_data
+from numpyro_gpx.processes.collapse import collapsed_bound
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 NOISE = 0.5
 
@@ -28,7 +32,7 @@ def make_model(inducing, kernel=None, likelihood=None, num_outputs=None):
         f = gpx.gp("f", k, inducing=inducing, num_outputs=num_outputs)
         noise = gpx.likelihoods.Gaussian(NOISE) if likelihood is None else likelihood
         with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
-            gpx.observe("y", f(X[i]), noise, obs=None if y is None else y[i])
+            gpx.observe("y", f(X[i]), noise, obs=y, rows=i)
 
     return model
 
@@ -82,7 +86,7 @@ def test_the_bound_is_never_above_the_evidence(num_rows, num_inducing, spread, s
     Z = spread * rng.normal(size=(num_inducing, 1))
     y = rng.normal(size=num_rows)
     kernel = gpx.kernels.RBF(variance=1.4, lengthscale=0.9)
-    bound = gpx.conditionals.collapsed_bound(
+    bound = collapsed_bound(
         kernel, gpx.inducing.Points(Z), jnp.asarray(X), jnp.asarray(y),
         noise_var=jnp.asarray(0.3),
     )  # fmt: skip
@@ -114,7 +118,7 @@ BAD = {
     "NaN in X": (
         MODEL, np.where(_X == _X[2, 1], np.nan, _X), Y, r"`X` must be finite.*\(2, 1\)"
     ),
-    "rows": (MODEL, _X, Y[:7], "must have the same number of rows; got 12 and 7"),
+    "rows": (MODEL, _X, Y[:7], "number of rows; got 12 and 7|7 rows; plate `data`"),
     "column": (MODEL, _X, Y[:, None], r"got \(12, 1\). Pass `y\[:, 0\]`"),
     "NaN in y": (MODEL, _X, WITH_NAN, "`y` must be finite; got nan at index 3"),
     "labels": (BERNOULLI, _X, np.sign(Y), r"labels 0 and 1 .*`\(y \+ 1\) / 2`"),
@@ -210,7 +214,38 @@ def test_numbers_out_of_range_are_refused_also_inside_jit(make, words):
 def test_a_guide_for_other_sites_is_refused():
     other = gpx.guides.WhitenedGaussian(gpx.models.svgp(gpx.inducing.Points(_X[:5])))
     with pytest.raises(ValueError, match=r"only in the model: \['scale'\].*'variance'"):
-        gpx.fit_svi(MODEL, other, _X, Y, key=jr.key(0), num_steps=2, progress=False)
+        gpx.fit_svi(
+            MODEL, lambda *args: other(*args), _X, Y, key=jr.key(0), progress=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [
+        (gpx.fit_svi, gpx.guides.WhitenedGaussian),
+        (gpx.fit_svi, AutoNormal),
+        (gpx.fit_lbfgs, gpx.guides.WhitenedGaussian),
+        (gpx.fit_implicit, gpx.guides.Implicit),
+    ],
+)
+def test_a_guide_made_for_another_model_is_refused(run, kind):
+    other = kind(gpx.models.svgp(gpx.inducing.Points(_X[:5])))
+    words = f"another model; make it for this one: `{kind.__name__}\\(model\\)`"
+    with pytest.raises(ValueError, match=words):
+        run(MODEL, other, _X, Y, key=jr.key(0), progress=False)
+
+
+def test_a_class_is_made_a_guide_of_the_model():
+    options = dict(key=jr.key(0), progress=False)
+    kind = gpx.guides.WhitenedGaussian
+    for run, length in ((gpx.fit_svi, "num_steps"), (gpx.fit_lbfgs, "max_steps")):
+        named, made = (
+            run(MODEL, guide, _X, Y, **options, **{length: 3})
+            for guide in (kind, kind(MODEL))
+        )
+        assert_array_equal(named.info["losses"], made.info["losses"])
+    with pytest.raises(TypeError, match="`guide` must be an Implicit.*got Whitened"):
+        gpx.fit_implicit(MODEL, kind, _X, Y, **options)
 
 
 def indefinite(x, x2):
@@ -255,7 +290,8 @@ def test_targets_that_are_not_the_second_argument_are_counted_too():
         lambda: gpx.fit_nuts(model, _X, group, Y[:7], key=jr.key(0)),
         lambda: gpx.fit_nuts(model, _X, group, y=Y[:7], key=jr.key(0)),
     ):
-        with pytest.raises(ValueError, match="`X` and `y` must .*; got 12 and 7"):
+        words = "`y` has 7 rows and is indexed by plate `data`"
+        with pytest.raises(ValueError, match=words):
             run()
 
 
@@ -268,8 +304,8 @@ def test_nan_in_targets_of_plain_sites_is_named_unless_masked():
 
     y = np.array([0.2, np.nan, 0.3])
     with pytest.raises(ValueError, match="site `y` must not be NaN; got 1 of 3"):
-        check_data(model, (y, None), {})
-    check_data(model, (y, ~np.isnan(y)), {})
+        Program.of(Call(model, (y, None)))
+    Program.of(Call(model, (y, ~np.isnan(y))))
 
 
 def test_a_gradient_that_is_not_finite_stops_a_fit_where_it_starts():

@@ -10,6 +10,8 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target
 
 RNG = np.random.default_rng(3)
 H = RNG.normal(size=(12, 1))
@@ -21,7 +23,9 @@ NEW = np.array([[np.nan, 0.8, np.nan]])
 @pytest.fixture(scope="module")
 def fit():
     Z = np.linspace(-2.0, 2.0, 5)[:, None]
-    model = gpx.models.gplvm(Z, num_outputs=3, missing=True)
+    model = gpx.models.gplvm(
+        gpx.inducing.Points(Z, learn=True), num_outputs=3, missing=True
+    )
     guide = gpx.guides.UnscentedLatent(gpx.guides.WhitenedGaussian(model))
     return gpx.fit_svi(
         model, guide, Y, key=jr.key(0), num_steps=300, optimizer=optax.adam(0.05),
@@ -32,7 +36,7 @@ def fit():
 @pytest.fixture(scope="module")
 def log_density(fit):
     """The model's, on a batch `(B,)` of latent inputs."""
-    target = gpx.infer.Target(gpx.row_model(fit, NEW), ())
+    target = Target(Call(gpx.latent_space.row_model(fit, NEW), ()))
     return jax.jit(jax.vmap(lambda h: target.log_density({"h": h.reshape(1, 1)})))
 
 
@@ -47,7 +51,7 @@ def test_the_density_is_the_prior_times_that_of_the_seen_entries(fit, log_densit
 
 def test_its_fits_go_to_arviz_and_say_that_they_score_nothing(fit):
     """Factors are no data."""
-    model = gpx.row_model(fit, NEW)
+    model = gpx.latent_space.row_model(fit, NEW)
     guide = gpx.guides.Flow(model, num_blocks=0)
     found = gpx.fit_svi(model, guide, key=jr.key(0), num_steps=2, progress=False)
     assert found.to_arviz().groups() == ["posterior"]
@@ -63,7 +67,7 @@ def test_a_flow_finds_its_moments(fit, log_density):
     p = np.exp(log_p - log_p.max())
     p /= p.sum()
     sd = np.sqrt(p @ grid**2 - (p @ grid) ** 2)
-    model = gpx.row_model(fit, NEW)
+    model = gpx.latent_space.row_model(fit, NEW)
     flow = gpx.fit_svi(
         model, gpx.guides.Flow(model, init_scale=1.0, path_gradient=True),
         key=jr.key(0), num_steps=800, temperature=10.0, loss=gpx.infer.ELBO(16),

@@ -12,7 +12,7 @@ from numpyro_gpx.cubature import (
     SphericalRadial,
     Unscented,
 )
-from numpyro_gpx.uncertain import InputBelief, inputs
+from numpyro_gpx.uncertain import InputBelief, join
 
 RULES = {
     "unscented": Unscented(),
@@ -98,16 +98,16 @@ def test_monte_carlo_draws_from_the_belief_row_by_row(key):
 def test_join_of_known_and_uncertain_columns():
     X = jnp.arange(6.0).reshape(3, 2)
     diagonal = InputBelief(jnp.ones((3, 1)), jnp.full((3, 1), 0.5))
-    joined = inputs(X, diagonal)
+    joined = join(X, diagonal)
     np.testing.assert_array_equal(joined.mean, np.c_[X, np.ones(3)])
     np.testing.assert_array_equal(
         joined.scale, np.c_[np.zeros((3, 2)), 0.5 * np.ones(3)]
     )
-    full = inputs(X, full_belief(2))
+    full = join(X, full_belief(2))
     assert full.scale.shape == (3, 4, 4)
     np.testing.assert_array_equal(full.scale[:, 2:, 2:], full_belief(2).scale)
     assert not np.any(full.scale[:, :2])
-    np.testing.assert_array_equal(inputs(X, X), np.c_[X, X])
+    np.testing.assert_array_equal(join(X, X), np.c_[X, X])
 
 
 def test_words():
@@ -122,7 +122,7 @@ def test_words():
     with pytest.raises(NotImplementedError, match="no points"):
         Analytic().nodes(full_belief(2))
     with pytest.raises(ValueError, match="same number of rows; got"):
-        inputs(jnp.zeros((3, 1)), full_belief(2, num_rows=4))
-    with pytest.raises(TypeError, match=r"gpx.inputs\(X, H\)"):
+        join(jnp.zeros((3, 1)), full_belief(2, num_rows=4))
+    with pytest.raises(TypeError, match=r"gpx.inputs.join\(X, H\)"):
         jnp.concatenate([jnp.zeros((3, 1)), full_belief(2)])
     assert MonteCarlo(3).nodes(full_belief(2), jr.key(0)).points.shape == (3, 3, 2)

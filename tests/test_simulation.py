@@ -24,6 +24,8 @@ from numpyro_gpx.cubature import (
     Unscented,
 )
 from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 from numpyro_gpx.simulation import Simulation
 
 WEIGHTS = np.array([1.3, -0.6])
@@ -44,7 +46,11 @@ def make_series(num=40, seed=1):
 def fixed_fit(model, X, y, draws=None):
     """A fit whose posterior is given: nothing is random, or these draws."""
     data = jnp.asarray(X), jnp.asarray(y)
-    return gpx.Fit(model, data, {}, ChainPosterior(draws or {}), engine="nuts")
+    return gpx.Fit(
+        Program.unchecked(Call(model, data)),
+        ChainPosterior(draws or {}),
+        engine="nuts",
+    )
 
 
 @functools.cache
@@ -62,7 +68,7 @@ def autoregression(weights=tuple(WEIGHTS)):
 @pytest.fixture(scope="module")
 def fit():
     """A GP on two lags of a nonlinear series, hyperparameters at their best."""
-    X, y = gpx.lagged(make_series(), 2)
+    X, y = gpx.timeseries.lagged(make_series(), 2)
     model = gpx.models.svgp(gpx.inducing.Data(X))
     guide = gpx.guides.OptimalGaussian(model)
     return gpx.fit_lbfgs(
@@ -72,7 +78,7 @@ def fit():
 
 def test_rows_hold_the_most_recent_lag_first_and_the_exogenous_columns_last():
     y = np.arange(6.0)
-    X, targets = gpx.lagged(y, 3, exogenous=10.0 * y[:, None])
+    X, targets = gpx.timeseries.lagged(y, 3, exogenous=10.0 * y[:, None])
     assert_allclose(X, [[2, 1, 0, 30], [3, 2, 1, 40], [4, 3, 2, 50]])
     assert_allclose(targets, [3, 4, 5])
 
@@ -93,14 +99,14 @@ def companion_moments(num_steps):
     "rule", [None, Unscented(0.2), GaussHermite(3), SphericalRadial(5)], ids=str
 )
 def test_a_known_autoregression_has_its_closed_form_moments(rule):
-    sim = gpx.simulate(autoregression(), HISTORY, 15, rule=rule)
+    sim = gpx.timeseries.simulate(autoregression(), HISTORY, 15, rule=rule)
     mean, var = companion_moments(15)
     assert_allclose(sim.mean, mean, atol=1e-10)
     assert_allclose(sim.var, var, atol=1e-10)
 
 
 def test_independent_lags_lose_the_covariance_of_an_autoregression():
-    sim = gpx.simulate(autoregression(), HISTORY, 6, joint=False)
+    sim = gpx.timeseries.simulate(autoregression(), HISTORY, 6, joint=False)
     mean, exact = companion_moments(6)
     var = [0.0, 0.0]
     for _ in range(6):
@@ -136,7 +142,7 @@ def test_uncertain_coefficients_are_integrated_exactly():
         m, C = np.array([mean, m[0]]), np.array([[var, cross], [cross, C[0, 0]]])
         means.append(mean)
         variances.append(var)
-    sim = gpx.simulate(fixed_fit(model, X, y), HISTORY, 8)
+    sim = gpx.timeseries.simulate(fixed_fit(model, X, y), HISTORY, 8)
     assert_allclose(sim.mean, means, atol=1e-9)
     assert_allclose(sim.var, variances, atol=1e-9)
 
@@ -144,13 +150,15 @@ def test_uncertain_coefficients_are_integrated_exactly():
 def test_exogenous_columns_are_known_and_take_no_nodes():
     weights = np.array([*WEIGHTS, 0.9])
     known = np.array([[0.5], [-1.0], [2.0], [0.3]])
-    sim = gpx.simulate(autoregression(tuple(weights)), HISTORY, 4, exogenous=known)
+    sim = gpx.timeseries.simulate(
+        autoregression(tuple(weights)), HISTORY, 4, exogenous=known
+    )
     y = list(HISTORY)
     for c in known[:, 0]:
         y.append(weights @ [y[-1], y[-2], c])
     assert_allclose(sim.mean, y[2:], atol=1e-10)
     assert_allclose(sim.var, companion_moments(4)[1], atol=1e-10)
-    paths = gpx.simulate_paths(
+    paths = gpx.timeseries.simulate_paths(
         autoregression(tuple(weights)),
         HISTORY,
         4,
@@ -182,7 +190,7 @@ def test_the_scan_equals_a_loop_over_predictions(fit):
         m, C = np.array([mean, m[0]]), np.array([[var, cross], [cross, C[0, 0]]])
         means.append(mean)
         variances.append(var)
-    sim = gpx.simulate(fit, HISTORY, STEPS)
+    sim = gpx.timeseries.simulate(fit, HISTORY, STEPS)
     assert_allclose(sim.mean, means, atol=1e-6)
     assert_allclose(sim.var, variances, atol=1e-6)
 
@@ -194,7 +202,9 @@ def test_one_node_is_the_plain_narx_model_that_feeds_back_means(fit):
         y.append(at.mean[0])
         variances.append(at.var[0])
     for joint in (True, False):
-        sim = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(1), joint=joint)
+        sim = gpx.timeseries.simulate(
+            fit, HISTORY, STEPS, rule=GaussHermite(1), joint=joint
+        )
         assert_allclose(sim.mean, y[2:], atol=1e-10)
         assert_allclose(sim.var, variances, atol=1e-10)
 
@@ -203,7 +213,7 @@ def test_the_first_step_from_known_lags_is_the_prediction(fit):
     at = fit.predict(HISTORY[None, ::-1])
     rules = {Unscented(): True, MonteCarlo(5): True, SphericalRadial(5): False}
     for rule, joint in rules.items():
-        sim = gpx.simulate(fit, HISTORY, STEPS, rule=rule, joint=joint)
+        sim = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=rule, joint=joint)
         assert_allclose(sim.mean[0], at.mean[0], atol=1e-9)
         assert_allclose(sim.var[0], at.var[0], atol=1e-9)
         assert np.all(np.isfinite(sim.mean)) and np.all(sim.var > 0.0)
@@ -211,7 +221,9 @@ def test_the_first_step_from_known_lags_is_the_prediction(fit):
 
 @pytest.fixture(scope="module")
 def paths(fit):
-    return gpx.simulate_paths(fit, HISTORY, STEPS, key=jr.key(8), num_paths=20_000)
+    return gpx.timeseries.simulate_paths(
+        fit, HISTORY, STEPS, key=jr.key(8), num_paths=20_000
+    )
 
 
 def test_two_steps_agree_with_drawn_paths(fit, paths):
@@ -219,7 +231,7 @@ def test_two_steps_agree_with_drawn_paths(fit, paths):
 
     4 tests at 4.5 standard errors: false alarms at a rate of 3e-5.
     """
-    sim = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20))
+    sim = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20))
     number = len(paths)
     squares = (paths - paths.mean(0)) ** 2
     mean_error = paths.std(0) / np.sqrt(number)
@@ -232,38 +244,42 @@ def test_two_steps_agree_with_drawn_paths(fit, paths):
 
 
 def test_the_unscented_rule_is_near_the_paths_and_nearer_than_means_alone(fit, paths):
-    unscented = gpx.simulate(fit, HISTORY, STEPS)
-    plain = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(1))
+    unscented = gpx.timeseries.simulate(fit, HISTORY, STEPS)
+    plain = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=GaussHermite(1))
     assert_allclose(unscented.sd, paths.std(0), rtol=0.15)
     error, plain_error = (abs(s.sd - paths.std(0))[1:] for s in (unscented, plain))
     assert np.all(error < 0.5 * plain_error)
 
 
 def test_covariances_between_lags_matter_from_the_third_step_on(fit):
-    joint = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20))
-    apart = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20), joint=False)
+    joint = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20))
+    apart = gpx.timeseries.simulate(
+        fit, HISTORY, STEPS, rule=GaussHermite(20), joint=False
+    )
     assert_allclose(apart.var[:2], joint.var[:2], rtol=1e-9)
     assert np.all(np.abs(apart.var / joint.var - 1.0)[2:] > 0.01)
 
 
 def test_monte_carlo_converges_to_the_tensor_rule_and_follows_its_key(fit):
-    exact = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20))
+    exact = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20))
     rule = MonteCarlo(20_000)
-    first = gpx.simulate(fit, HISTORY, STEPS, rule=rule, key=jr.key(1))
+    first = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=rule, key=jr.key(1))
     # The mean of 20000 nodes, at 4.5 standard errors: false alarms at a rate of 7e-6.
     assert abs(first.mean[1] - exact.mean[1]) < 4.5 * exact.sd[1] / np.sqrt(20_000)
     small = MonteCarlo(5)
-    default = gpx.simulate(fit, HISTORY, STEPS, rule=small)
-    same = gpx.simulate(fit, HISTORY, STEPS, rule=small, key=jr.key(0))
-    other = gpx.simulate(fit, HISTORY, STEPS, rule=small, key=jr.key(1))
+    default = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=small)
+    same = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=small, key=jr.key(0))
+    other = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=small, key=jr.key(1))
     assert_allclose(default.mean, same.mean)
     assert abs(default.mean[1] - other.mean[1]) > 1e-4
 
 
 def test_the_analytic_rule_equals_a_fine_tensor_rule(fit):
     """Both are exact for a GP with an RBF kernel and given hyperparameters."""
-    ours = gpx.simulate(fit, HISTORY, STEPS, rule=Analytic(), joint=False)
-    fine = gpx.simulate(fit, HISTORY, STEPS, rule=GaussHermite(20), joint=False)
+    ours = gpx.timeseries.simulate(fit, HISTORY, STEPS, rule=Analytic(), joint=False)
+    fine = gpx.timeseries.simulate(
+        fit, HISTORY, STEPS, rule=GaussHermite(20), joint=False
+    )
     assert_allclose(ours.mean, fine.mean, atol=1e-6)
     assert_allclose(ours.var, fine.var, rtol=1e-6)
 
@@ -278,7 +294,9 @@ def test_the_analytic_rule_takes_exogenous_columns():
     )
     drawn = fixed_fit(model, X, X[:, 0], {"f": rng.normal(size=(1, 2, 6))})
     ours, fine = (
-        gpx.simulate(drawn, HISTORY, 3, exogenous=known, rule=rule, joint=False)
+        gpx.timeseries.simulate(
+            drawn, HISTORY, 3, exogenous=known, rule=rule, joint=False
+        )
         for rule in (Analytic(), GaussHermite(30))
     )
     assert_allclose(ours.mean, fine.mean, atol=1e-6)
@@ -294,14 +312,14 @@ def test_posterior_draws_are_averaged_at_each_step():
             numpyro.sample("y", dist.Normal(slope * X[:, 0], NOISE), obs=y)
 
     fit = fixed_fit(model, np.ones((3, 1)), np.ones(3), {"slope": slopes})
-    sim = gpx.simulate(fit, [2.0], 2)
+    sim = gpx.timeseries.simulate(fit, [2.0], 2)
     a, s = slopes.mean(), slopes.var()
     assert_allclose(sim.mean, [2.0 * a, 2.0 * a**2])
     first = 4.0 * s + NOISE**2
     second = a**2 * first + s * (first + (2.0 * a) ** 2) + NOISE**2
     assert_allclose(sim.var, [first, second])
     # 2 tests at 4.5 standard errors: false alarms at a rate of 1e-5.
-    paths = gpx.simulate_paths(fit, [2.0], 2, key=jr.key(5), num_paths=5000)
+    paths = gpx.timeseries.simulate_paths(fit, [2.0], 2, key=jr.key(5), num_paths=5000)
     assert np.all(np.abs(paths.mean(0) - sim.mean) < 4.5 * sim.sd / np.sqrt(5000))
 
 
@@ -315,10 +333,10 @@ def test_the_model_is_traced_once_however_many_steps():
 
     fit = fixed_fit(model, np.ones((3, 1)), np.ones(3))
     calls.clear()
-    gpx.simulate(fit, [1.0], 50)
+    gpx.timeseries.simulate(fit, [1.0], 50)
     traced = len(calls)
     assert traced <= 3
-    gpx.simulate(fit, [2.0], 50)
+    gpx.timeseries.simulate(fit, [2.0], 50)
     assert len(calls) == traced
 
 
@@ -329,7 +347,7 @@ def test_float32_stays_float32():
             gpx.observe("y", 0.5 * X[:, 0], gpx.likelihoods.Gaussian(scale), obs=y)
 
     ones = np.ones((3, 1), np.float32)
-    sim = gpx.simulate(fixed_fit(model, ones, ones[:, 0]), [1.0], 3)
+    sim = gpx.timeseries.simulate(fixed_fit(model, ones, ones[:, 0]), [1.0], 3)
     assert sim.mean.dtype == sim.var.dtype == np.float32
 
 
@@ -366,20 +384,20 @@ def test_a_simulation_is_gaussian_at_each_step():
 )
 def test_wrong_arguments_are_named(history, options, message):
     with pytest.raises(ValueError, match=message):
-        gpx.simulate(autoregression(), history, 4, **options)
+        gpx.timeseries.simulate(autoregression(), history, 4, **options)
 
 
 def test_other_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="`num_steps` must be a whole number"):
-        gpx.simulate(autoregression(), HISTORY, 0)
+        gpx.timeseries.simulate(autoregression(), HISTORY, 0)
     with pytest.raises(TypeError, match="`rule` must be a Rule"):
-        gpx.simulate(autoregression(), HISTORY, 3, rule="unscented")
+        gpx.timeseries.simulate(autoregression(), HISTORY, 3, rule="unscented")
     with pytest.raises(TypeError, match="`key` must be a JAX random key"):
-        gpx.simulate_paths(autoregression(), HISTORY, 3, key=None)
+        gpx.timeseries.simulate_paths(autoregression(), HISTORY, 3, key=None)
     with pytest.raises(ValueError, match=r"`y` must have shape \(T,\).*\(3,\)"):
-        gpx.lagged(np.ones(3), 3)
+        gpx.timeseries.lagged(np.ones(3), 3)
     with pytest.raises(ValueError, match=r"`exogenous` must have shape \(5, E\)"):
-        gpx.lagged(np.ones(5), 2, exogenous=np.ones((3, 1)))
+        gpx.timeseries.lagged(np.ones(5), 2, exogenous=np.ones((3, 1)))
 
 
 def test_models_of_several_targets_are_refused():
@@ -389,7 +407,7 @@ def test_models_of_several_targets_are_refused():
 
     fit = fixed_fit(model, np.ones((3, 2)), np.ones((3, 2)))
     with pytest.raises(ValueError, match="`y` must have one target a row"):
-        gpx.simulate(fit, HISTORY, 3)
+        gpx.timeseries.simulate(fit, HISTORY, 3)
 
 
 def test_the_fan_chart_shows_bands_mean_history_and_truth():

@@ -103,11 +103,11 @@ def test_principal_components_are_those_of_the_singular_value_decomposition():
     U, S, Vt = np.linalg.svd(Y - Y.mean(0), full_matrices=False)
     signs = np.sign(Vt[np.arange(2), np.abs(Vt[:2]).argmax(1)])
     expected = np.sqrt(12.0) * U[:, :2] * signs
-    np.testing.assert_allclose(gpx.starting.pca(Y, 2), expected, atol=1e-9)
+    np.testing.assert_allclose(gpx.latent_space.pca(Y, 2), expected, atol=1e-9)
     # More columns than rows take another route.
-    wide = gpx.starting.pca(Y.T, 2)
+    wide = gpx.latent_space.pca(Y.T, 2)
     U, S, Vt = np.linalg.svd(Y.T - Y.T.mean(0), full_matrices=False)
     signs = np.sign(Vt[np.arange(2), np.abs(Vt[:2]).argmax(1)])
     np.testing.assert_allclose(wide, 2.0 * U[:, :2] * signs, atol=1e-9)
     holes = np.where(np.arange(48).reshape(12, 4) == 5, np.nan, Y)
-    assert np.all(np.isfinite(gpx.starting.pca(holes, 2)))
+    assert np.all(np.isfinite(gpx.latent_space.pca(holes, 2)))

@@ -15,6 +15,8 @@ from numpyro.diagnostics import effective_sample_size
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer.posteriors import ChainPosterior
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 _rng = np.random.default_rng(6)
 X = np.sort(_rng.uniform(-2.0, 2.0, 40))[:, None]
@@ -39,8 +41,7 @@ def make_model(kind):
     def model(inputs, y=None, *, batch_size=None):
         f = gpx.gp("f", KERNEL, inducing=gpx.inducing.Points(Z))
         with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
-            obs = None if y is None else y[i]
-            gpx.observe("y", f(inputs[i]), LIKELIHOODS[kind], obs=obs)
+            gpx.observe("y", f(inputs[i]), LIKELIHOODS[kind], obs=y, rows=i)
 
     return model
 
@@ -62,7 +63,7 @@ def sghmc(kind, **options):
 def elliptical(kind):
     import blackjax
 
-    kernel = gpx.infer.Blackjax(MODELS[kind], blackjax.elliptical_slice, num_steps=10)
+    kernel = gpx.infer.Blackjax(MODELS[kind], blackjax.elliptical_slice, thinning=10)
     options = dict(num_warmup=100, num_samples=3000, num_chains=1, **OPTIONS)
     return gpx.fit_mcmc(kernel, X, TARGETS[kind], **options)
 
@@ -72,7 +73,7 @@ ENGINES = {
     "conditional": lambda kind: lbfgs(kind, gpx.guides.ConditionalGaussian),
     "sghmc": sghmc,
     "sghmc on minibatches": lambda kind: sghmc(
-        kind, batch_size=20, step_size=0.05, num_steps=60, num_samples=1000
+        kind, batch_size=20, step_size=0.05, num_integration_steps=60, num_samples=1000
     ),
     "elliptical slice": elliptical,
 }
@@ -104,7 +105,7 @@ def gaps(fit, reference):
 
     The means in units of the posterior sd, the sds relative to it.
     """
-    mine, theirs = (one.predict(X_NEW, latent=True) for one in (fit, reference))
+    mine, theirs = (one.predict(X_NEW, of="f") for one in (fit, reference))
     errors = [monte_carlo_errors(one) for one in (fit, reference)]
     mean_error = np.sqrt(sum(e[0] ** 2 for e in errors)) / theirs.sd
     sd_error = np.sqrt(sum(e[1] ** 2 for e in errors))
@@ -164,7 +165,9 @@ def test_a_planted_fault_is_found(kind, reference):
     for values in faults.values():
         posterior = ChainPosterior({"f": values[None]}, independent=True)
         data = (jnp.asarray(X), jnp.asarray(TARGETS[kind]))
-        bad = gpx.Fit(MODELS[kind], data, {}, posterior, engine="svi")
+        bad = gpx.Fit(
+            Program.unchecked(Call(MODELS[kind], data)), posterior, engine="svi"
+        )
         assert not agrees(bad, reference, exact=False)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numpyro_gpx.fit import Fit
+from numpyro_gpx.results.fit import Fit
 
 __all__ = ["entry_labels", "scalar_entries"]
 

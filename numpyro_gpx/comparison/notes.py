@@ -68,7 +68,7 @@ def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
         notes.append(
             f"Latent inputs ({', '.join(raw)}) are known up to symmetries at best: "
             "compare what does not depend on them, such as "
-            "`summaries={'distance': gpx.pairwise_distances('h')}`."
+            "`summaries={'distance': gpx.latent_space.pairwise_distances('h')}`."
         )
     unfinished = [n for n, f in fits.items() if not f.info.get("converged", True)]
     if unfinished:

@@ -15,7 +15,7 @@ from numpyro_gpx.comparison.scores import ScoredRows, score_table
 from numpyro_gpx.comparison.sites import site_table
 from numpyro_gpx.comparison.targets import is_binary
 from numpyro_gpx.comparison.text import as_text
-from numpyro_gpx.fit import Fit
+from numpyro_gpx.results.fit import Fit
 
 if TYPE_CHECKING:  # loaded on first use
     import pandas as pd
@@ -103,7 +103,8 @@ def compare(
         num_draws: Draws taken from variational fits; of samplers all are used.
         summaries: Functions of draws by site, `(S, ...)`, that return `(S, K)`, by
             name. They are compared in the place of latent inputs, which are known up to
-            rotations and signs at best: `{"distance": gpx.pairwise_distances("h")}`.
+            rotations and signs at best:
+            `{"distance": gpx.latent_space.pairwise_distances("h")}`.
 
     Returns:
         Tables (`.sites`, `.fits`) that print as text; `.plot()` for a figure.

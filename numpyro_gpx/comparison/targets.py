@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from numpyro.distributions import constraints
 
-from numpyro_gpx.distributions import ExpectedLikelihood
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.structure import abstract_trace
+from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.sites.observation import observation
 
 __all__ = ["is_binary", "labels", "noise_target", "target_support"]
 
 
 def target_support(fit: Fit, site: str | None = None):
     """The support of the targets, one number at a time, as a NumPyro constraint."""
-    trace = abstract_trace(fit.model, fit.args, fit.kwargs)
-    support = trace[fit.observed_site(site)]["fn"].support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support
+    trace = fit.program.trace
+    return observation(trace[fit.observed_site(site)]).support
 
 
 def is_binary(fit: Fit, site: str | None = None) -> bool:
@@ -27,9 +23,9 @@ def is_binary(fit: Fit, site: str | None = None) -> bool:
 
 def labels(fit: Fit, site: str | None = None) -> bool:
     """Whether the targets are labels of classes, of which predictions give shares."""
-    trace = abstract_trace(fit.model, fit.args, fit.kwargs)
-    fn = trace[fit.observed_site(site)]["fn"]
-    return isinstance(fn, ExpectedLikelihood) and fn.likelihood.num_classes is not None
+    trace = fit.program.trace
+    likelihood = observation(trace[fit.observed_site(site)]).likelihood
+    return likelihood is not None and likelihood.num_classes is not None
 
 
 def noise_target(fit: Fit) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.linalg import positive
+from numpyro_gpx.numerics.factor import positive
 
 
 class HermiteNodes(NamedTuple):

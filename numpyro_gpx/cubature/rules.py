@@ -245,7 +245,7 @@ class MonteCarlo(Rule):
 
 
 class Analytic(Rule):
-    """Closed-form psi statistics, for kernels that have them (`gpx.psi`).
+    """Closed-form psi statistics, for kernels that have them (`processes/psi.py`).
 
     The model gets a belief instead of points; its likelihood must be Gaussian. The
     result is a lower bound.

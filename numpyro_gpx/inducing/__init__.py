@@ -1,8 +1,9 @@
 """Inducing variables, their covariances, and where to put them."""
 
-from numpyro_gpx.inducing.covariances import Kuf, Kuu
+from numpyro_gpx.inducing.base import Inducing
+from numpyro_gpx.inducing.covariances import Kuf, Kuu, psi, root
 from numpyro_gpx.inducing.initialisers import greedy_variance, kmeans, random_subset
-from numpyro_gpx.inducing.points import Data, Inducing, Points
+from numpyro_gpx.inducing.points import Data, Points
 
 __all__ = [
     "Data",
@@ -12,5 +13,7 @@ __all__ = [
     "Points",
     "greedy_variance",
     "kmeans",
+    "psi",
     "random_subset",
+    "root",
 ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,36 +10,26 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.util import not_jax_tracer
 
-__all__ = ["Data", "Inducing", "Points"]
+from numpyro_gpx.inducing.base import Inducing
 
-
-class Inducing(eqx.Module):
-    """Something the GP is summarised by. `Kuu` and `Kuf` are dispatched on it."""
-
-    if TYPE_CHECKING:
-        # A field of `Points`, a property of `Data`: when run, no base can say both.
-        @property
-        def Z(self) -> Array:
-            """Inducing inputs `(M, D)`, where the mean function is evaluated."""
-
-    @property
-    @abc.abstractmethod
-    def num_inducing(self) -> int:
-        """Number of inducing variables M."""
+__all__ = ["Data", "Points"]
 
 
 class Points(Inducing):
     r"""Inducing points: :math:`u_m = f(z_m)`.
 
     Args:
-        Z: Inducing inputs `(M, D)`: an array (fixed), `numpyro.param("Z", Z0)`
-            (learnt), or `numpyro.sample("Z", ...)` (a prior).
+        Z: Inducing inputs `(M, D)`: an array, or `numpyro.sample("Z", ...)` for a
+            prior.
+        learn: Whether `gpx.gp(name, ...)` makes them the parameter `{name}/Z`, which
+            starts at `Z`; else they are fixed.
 
     References:
         Titsias (2009), "Variational learning of inducing variables in sparse GPs".
     """
 
     Z: Float[Array, "M D"] = eqx.field(converter=jnp.asarray)
+    learn: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
         _check_inputs("Z", self.Z)
@@ -48,8 +37,14 @@ class Points(Inducing):
             _check_distinct("Z", np.asarray(self.Z))
 
     @property
-    def num_inducing(self) -> int:
+    def size(self) -> int:
         return self.Z.shape[0]
+
+    def mean(self, mean):
+        return mean(self.Z)
+
+    def coordinates(self):
+        return self.Z
 
 
 class Data(Inducing):
@@ -63,18 +58,22 @@ class Data(Inducing):
         X: Training inputs `(N, D)`. Repeated rows are allowed.
     """
 
+    target: ClassVar[Literal["exact", "sparse", "basis"]] = "exact"
+
     X: Float[Array, "N D"] = eqx.field(converter=jnp.asarray)
 
     def __check_init__(self):
         _check_inputs("X", self.X)
 
     @property
-    def Z(self) -> Array:
-        return self.X
-
-    @property
-    def num_inducing(self) -> int:
+    def size(self) -> int:
         return self.X.shape[0]
+
+    def mean(self, mean):
+        return mean(self.X)
+
+    def coordinates(self):
+        return self.X
 
 
 def _check_inputs(name, Z):

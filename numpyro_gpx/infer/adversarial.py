@@ -11,11 +11,9 @@ ratio of the draws to the contrast, the second takes it for the truth.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -23,13 +21,14 @@ import numpy as np
 import optax
 
 from numpyro_gpx import checks
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.elbo import ELBO
 from numpyro_gpx.infer.game import Moves, Rules, discriminator_loss
-from numpyro_gpx.infer.problem import Result, VariationalProblem, jit_once
+from numpyro_gpx.infer.problem import Result, VariationalProblem
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
-from numpyro_gpx.infer.structure import arrays_and_rest
 from numpyro_gpx.infer.tempering import check_temperature
+from numpyro_gpx.program.call import Call, takes_options
+from numpyro_gpx.program.compile import compiled, once
+from numpyro_gpx.program.elbo import ELBO
+from numpyro_gpx.results.fit import Fit
 
 __all__ = ["fit_implicit", "judge"]
 
@@ -40,12 +39,13 @@ _JUDGED_DRAWS = 2048
 _LAST_ROUNDS = 100
 
 
+@takes_options
 def fit_implicit(
     model,
     guide,
     *args,
     key,
-    num_steps: int = 5000,
+    num_rounds: int = 5000,
     batch_size: int | None = None,
     num_particles: int = 16,
     num_draws: int | None = None,
@@ -65,10 +65,10 @@ def fit_implicit(
 
     Args:
         model: A NumPyro function; see the README for its shape.
-        guide: `gpx.guides.Implicit(model)`.
+        guide: `gpx.guides.Implicit(model)`, or the class alone.
         args: Arguments of the model: inputs, targets.
         key: Random key.
-        num_steps: Rounds.
+        num_rounds: Rounds.
         batch_size: Rows of a minibatch, as in `fit_svi`.
         num_particles: Draws at which the generator's step evaluates the model.
         num_draws: Draws of the generator, and as many of the contrast, that a step of
@@ -104,10 +104,10 @@ def fit_implicit(
     """
     from numpyro_gpx.guides.implicit import Implicit
 
-    checks.guide(guide)
+    guide = checks.guide(guide, model)
     checks.instance("guide", guide, Implicit, "as in `gpx.guides.Implicit(model)`")
     counts = {
-        "num_steps": num_steps, "num_particles": num_particles,
+        "num_rounds": num_rounds, "num_particles": num_particles,
         "discriminator_steps": discriminator_steps, "num_draws": num_draws,
     }  # fmt: skip
     for name, value in counts.items():
@@ -115,7 +115,7 @@ def fit_implicit(
             checks.at_least(name, value, 1)
     check_temperature(temperature)
     game = VariationalProblem(
-        model, guide, args, kwargs, key,
+        Call.create(model, args, kwargs, function="fit_implicit"), guide, key,
         optimizer=optax.identity(), loss=ELBO(num_particles), init=init,
         batch_size=batch_size,
     )  # fmt: skip
@@ -124,24 +124,21 @@ def fit_implicit(
         "generator": generator_rate,
         "theta": theta_rate,
     }
-    rules = Rules(num_steps, num_draws, discriminator_steps, rates, temperature)
+    rules = Rules(num_rounds, num_draws, discriminator_steps, rates, temperature)
     return game.solve(lambda: _play(game, rules, progress), engine="implicit")
 
 
 def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
-    dynamic, static = arrays_and_rest(game.args, game.batched)
+    call = game.program.batched
 
-    def moves(dynamic):
-        args, kwargs = eqx.combine(dynamic, static)
-        return Moves(game.svi, game.batched_structure, rules, args, kwargs)
+    def moves(call):
+        return Moves(game.svi, game.program.batched_structure, rules, call)
 
-    @jit_once
-    def initialise(key, dynamic, start):
-        return moves(dynamic).start(key, start)
+    def initialise(key, call, start):
+        return moves(call).start(key, start)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def block(carry, number, offset, moving, key, dynamic):
-        players = moves(dynamic)
+    def block(carry, number, offset, moving, key, call):
+        players = moves(call)
 
         def step(i, carry):
             state, losses = carry
@@ -151,29 +148,34 @@ def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
 
         return jax.lax.fori_loop(0, number, step, carry)
 
-    @jit_once
-    def look(state, key, dynamic):
-        players = moves(dynamic)
+    def look(state, key, call):
+        players = moves(call)
         key_noise, key_prior, key_draws = jr.split(key, 3)
         noise = players.noise(key_noise, (_JUDGED_DRAWS,))
         draws = players.draws(state, noise, key_prior)
         logits = players.logits(state, state.discriminator, draws)
         return game.svi.constrain_fn(state.unconstrained), draws, logits, key_draws
 
-    @jit_once
-    def settle(state, key, dynamic):
-        players = moves(dynamic)
-        return players.settle(state, key)
+    def settle(state, key, call):
+        return moves(call).settle(state, key)
 
     key_init, key_rounds, key_last, key_settle = jr.split(game.key, 4)
-    state = initialise(key_init, dynamic, game.start)
+    state = once(initialise)(key_init, call, game.start)
     record = Record("generator's loss", "discriminator's loss")
     empty = jnp.zeros((BLOCK, 2), game.svi.guide.dtype)
+    whole, true = jnp.asarray(0), jnp.asarray(True)
+    run_block = compiled(
+        block, (state, empty), whole, whole, true, key_rounds, call, donate=(0,)
+    )
+
+    def rounds(state, first, number, moving):
+        carry = (state, jnp.copy(empty))
+        numbers = jnp.asarray(number), jnp.asarray(first), jnp.asarray(moving)
+        return run_block(carry, *numbers, key_rounds, call)
 
     def step_block(state, number):
-        carry = (state, jnp.copy(empty))
         state, latest = record.block(
-            lambda first: block(carry, number, first, True, key_rounds, dynamic), number
+            lambda first: rounds(state, first, number, True), number
         )
         second, first = latest.mean(axis=0)
         return state, f"loss {second:.5g}, discriminator {first:.4f}"
@@ -182,10 +184,9 @@ def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
         step_block, state, rules.num_rounds, progress=progress, label="implicit"
     )
     if game.svi.guide.contrast == "gaussian":
-        state = settle(state, key_settle, dynamic)
-    carry = (state, jnp.copy(empty))
-    state, _ = block(carry, _LAST_ROUNDS, rules.num_rounds, False, key_rounds, dynamic)
-    params, draws, logits, key_draws = look(state, key_last, dynamic)
+        state = once(settle)(state, key_settle, call)
+    state, _ = rounds(state, rules.num_rounds, _LAST_ROUNDS, False)
+    params, draws, logits, key_draws = once(look)(state, key_last, call)
     info: dict[str, Any] = {
         "temperature": rules.temperature,
         "discriminator_losses": record.values[:, 1],
@@ -195,7 +196,7 @@ def _play(game: VariationalProblem, rules: Rules, progress: bool) -> Result:
             kind=game.svi.guide.contrast,
         ),
         "elbo_kind": "estimate: its divergence is the discriminator's guess",
-        "num_steps": record.num_steps,
+        "num_rounds": record.num_steps,
         "seconds_per_step": record.seconds_per_step,
     }
     return Result(params, record.values[:, 0], key_draws, info)

@@ -17,8 +17,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_gpx.infer.starts import init_to_prior_median
-from numpyro_gpx.infer.target import Target, draw_batch
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.starts import init_to_prior_median
 
 __all__ = ["Blackjax", "BlackjaxState"]
 
@@ -49,7 +50,7 @@ class Blackjax(MCMCKernel):
             `blackjax.window_adaptation` can tune (`hmc`, `nuts`), those left out are
             found in an adaptation of `num_warmup` steps before the first draw. For
             stochastic-gradient algorithms `step_size` is required.
-        num_steps: Steps of the algorithm for each recorded draw.
+        thinning: Steps of the algorithm for each recorded draw.
         init_strategy: Where chains start.
         init_values: Starting values by site, on their supports.
         params: Values of the model's `numpyro.param`s.
@@ -62,13 +63,13 @@ class Blackjax(MCMCKernel):
     sample_field = "z"
 
     def __init__(
-        self, model, algorithm, *, parameters: dict | None = None, num_steps: int = 1,
+        self, model, algorithm, *, parameters: dict | None = None, thinning: int = 1,
         init_strategy=init_to_prior_median, init_values=None, params=None,
     ):  # fmt: skip
         self.model = model
         self.algorithm = algorithm
         self.parameters = dict(parameters or {})
-        self.num_steps = num_steps
+        self.thinning = thinning
         self.init_strategy = init_strategy
         self.init_values = init_values or {}
         self.params = params
@@ -80,7 +81,7 @@ class Blackjax(MCMCKernel):
         return _inner(self.algorithm).__module__.rsplit(".", 1)[-1]
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        target = self._target(model_args, model_kwargs)
+        target = self._target(Call(self.model, model_args, model_kwargs or {}))
         if not is_prng_key(rng_key):
             raise ValueError(
                 "Blackjax kernels run chains one after the other: pass "
@@ -96,23 +97,24 @@ class Blackjax(MCMCKernel):
         return BlackjaxState(z, inner, tuned, key_chain)
 
     def sample(self, state, model_args, model_kwargs):
-        target = self._target(model_args, model_kwargs)
+        target = self._target(Call(self.model, model_args, model_kwargs or {}))
 
         def step(_, state):
             key, key_step = jr.split(state.key)
             z, inner = self._inner_step(target, key_step, state)
             return BlackjaxState(z, inner, state.tuned, key)
 
-        return jax.lax.fori_loop(0, self.num_steps, step, state)
+        return jax.lax.fori_loop(0, self.thinning, step, state)
 
     def postprocess_fn(self, model_args, model_kwargs):
-        return self._target(model_args, model_kwargs).constrain
+        call = Call(self.model, model_args, model_kwargs or {})
+        return self._target(call).constrain
 
     def get_diagnostics_str(self, state):
         return self._kind.replace("_", " ")
 
-    def _target(self, args, kwargs):
-        target = Target(self.model, args, kwargs or {}, params=self.params)
+    def _target(self, call: Call) -> Target:
+        target = Target(call, params=self.params)
         if target.structure.plates and self._kind != "gradient":
             raise ValueError(
                 "Only stochastic-gradient algorithms take minibatches; the model "

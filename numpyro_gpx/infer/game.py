@@ -12,9 +12,10 @@ import optax
 from jaxtyping import Array, Float
 from numpyro import handlers
 
-from numpyro_gpx.infer.structure import Structure
-from numpyro_gpx.infer.target import draw_batch
 from numpyro_gpx.infer.tempering import tempered
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import draw_batch
+from numpyro_gpx.program.structure import Structure
 
 __all__ = ["Moves", "Players", "Rules", "discriminator_loss"]
 
@@ -74,13 +75,12 @@ class Moves:
         svi: Model, guide and bound; its optimiser is not used.
         structure: The model's sites under minibatches.
         rules: Settings.
-        args: Arguments of the model.
-        kwargs: Keyword arguments of the model, `batch_size` included.
+        call: The model with its arguments, `batch_size` included.
     """
 
-    def __init__(self, svi, structure: Structure, rules: Rules, args, kwargs):
+    def __init__(self, svi, structure: Structure, rules: Rules, call: Call):
         self.svi, self.guide, self.structure = svi, svi.guide, structure
-        self.rules, self.args, self.kwargs = rules, args, kwargs
+        self.rules, self.call = rules, call
         self.first = optax.adam(rules.rates["discriminator"], b1=_MOMENTUM)
         self.second = optax.multi_transform(
             {name: self._falling(rules.rates[name]) for name in ("generator", "theta")},
@@ -97,8 +97,9 @@ class Moves:
     def start(self, key, init_params) -> Players:
         """Where the players stand before the first round."""
         key_init, key_moments = jr.split(key)
+        call = self.call
         state = self.svi.init(
-            key_init, *self.args, init_params=init_params, **self.kwargs
+            key_init, *call.args, init_params=init_params, **call.kwargs
         )
         params = self.svi.optim.get_params(state.optim_state)
         by_player: dict[str, dict] = {}
@@ -148,7 +149,7 @@ class Moves:
     def draws(self, players, noise: Float[Array, "S K"], key):
         """Standardised draws `(S, P, M)` of the guide and of the contrast, by block."""
         with self._set_to(players):
-            moments = self.guide.moments(self.args, self.kwargs)
+            moments = self.guide.moments(self.call)
 
         def whiten(drawn):
             return {n: jax.vmap(moments[n].standardise)(x) for n, x in drawn.items()}
@@ -165,7 +166,7 @@ class Moves:
     def logits(self, players, weights, draws):
         """`T` at draws of the guide and of the contrast, from `draws`."""
         with self._set_to(players):
-            inputs = self.guide.inputs(self.args, self.kwargs)
+            inputs = self.guide.inputs(self.call)
         ratio = self.guide.discriminator(inputs)
         T = jax.vmap(lambda blocks: ratio(weights, blocks, inputs))
         return T(draws[0]), T(draws[1])
@@ -204,9 +205,8 @@ class Moves:
         def loss(generator):
             params = svi.constrain_fn({**fixed, **generator})
             with handlers.substitute(data=batch):
-                return svi.loss.loss(
-                    key_loss, params, model, svi.guide, *self.args, **self.kwargs
-                )
+                call = self.call.with_model(model)
+                return -svi.loss.mean(key_loss, params, svi.guide, call)
 
         value, grads = jax.value_and_grad(loss)(players.generator)
         updates, state = self.second.update(grads, players.states[1], players.generator)
@@ -224,7 +224,7 @@ class Moves:
         with self._set_to(players):
             old = self.guide.kept_moments()
             if self.guide.contrast == "gaussian":
-                drawn = self.guide.before_affine(drawn, self.args, self.kwargs)
+                drawn = self.guide.before_affine(drawn, self.call)
         new = {
             name: _moved(old[name].mean, old[name].scale_tril, x, share)
             for name, x in drawn.items()
@@ -244,7 +244,7 @@ class Moves:
 
         def one(noise):
             e = noise[: self.guide.noise_size]
-            return self.guide.generate(e, self.args, self.kwargs)
+            return self.guide.generate(e, self.call)
 
         with self._set_to(players):
             if len(noise) <= _AT_ONCE:
@@ -253,7 +253,7 @@ class Moves:
 
     def _drawn_from_prior(self, players, key, number):
         def one(key):
-            return self.guide.prior_draw(key, self.args, self.kwargs)
+            return self.guide.prior_draw(key, self.call)
 
         with self._set_to(players):
             return jax.vmap(one)(jr.split(key, number))

@@ -28,9 +28,11 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_gpx import checks
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.sghmc import SGHMC
-from numpyro_gpx.infer.starts import initial_values
-from numpyro_gpx.infer.structure import abstract_trace, arrays_and_rest, inspect_model
-from numpyro_gpx.infer.target import Target, draw_batch, trace_model
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.compile import compiled, run
+from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.starts import initial_values
+from numpyro_gpx.program.structure import structure_of
 
 __all__ = ["MonteCarloEM", "Moved", "move_hyperparameters"]
 
@@ -42,16 +44,16 @@ class MonteCarloEM(eqx.Module):
         num_rounds: Rounds, with one step of the hyperparameters each.
         learning_rate: Of Adam, on the real line.
         window: How many of the last draws the steps are taken at.
-        num_steps: Gradient steps of SGHMC in each round.
+        num_integration_steps: Gradient steps of SGHMC in each round.
     """
 
     num_rounds: int = eqx.field(static=True, default=2000)
     learning_rate: float = eqx.field(static=True, default=0.01)
     window: int = eqx.field(static=True, default=300)
-    num_steps: int = eqx.field(static=True, default=5)
+    num_integration_steps: int = eqx.field(static=True, default=5)
 
     def __check_init__(self):
-        for name in ("num_rounds", "window", "num_steps"):
+        for name in ("num_rounds", "window", "num_integration_steps"):
             checks.at_least(name, getattr(self, name), 1)
         if not self.learning_rate > 0.0:
             raise ValueError(
@@ -77,23 +79,22 @@ class Moved(NamedTuple):
 
 
 def move_hyperparameters(
-    em: MonteCarloEM, kernel: SGHMC, args, kwargs, *, key, start=None, progress: bool
+    em: MonteCarloEM, kernel: SGHMC, call: Call, *, key, start=None, progress: bool
 ) -> Moved:
     """Run the rounds.
 
     Args:
         em: How they move.
-        kernel: The sampler, with its model; values of its `params` are a start.
-        args: Arguments of the model.
-        kwargs: Keyword arguments of the model, `batch_size` among them.
+        kernel: The sampler; values of its `params` are a start.
+        call: The model with its arguments, `batch_size` among them.
         key: Random key.
         start: Where all sites start on the real line, by site; `None` starts the
             hyperparameters at their prior's median.
         progress: Whether to show a progress bar.
     """
-    problem = _Problem(kernel.model, args, kwargs)
+    problem = _Problem(call)
     key_point, key_chain, key_rounds = jr.split(key, 3)
-    point = jax.jit(lambda k: problem.start(k, kernel.params or {}))(key_point)
+    point = run(lambda k: problem.start(k, kernel.params or {}), key_point)
     others = None
     if start is not None:
         point = {name: start[name] for name in problem.sites}, point[1]
@@ -101,19 +102,17 @@ def move_hyperparameters(
     target = problem.target(point)
     # All rounds are warm-up to the sampler: it follows the moving hyperparameters.
     sampler = SGHMC(
-        target.model, step_size=kernel.step_size, friction=kernel.friction,
-        num_steps=em.num_steps, params=target.params,
+        target.call.model, step_size=kernel.step_size, friction=kernel.friction,
+        num_integration_steps=em.num_integration_steps, params=target.params,
     )  # fmt: skip
-    state = sampler.init(key_chain, em.num_rounds, others, args, kwargs)
+    state = sampler.init(key_chain, em.num_rounds, others, call.args, call.kwargs)
     flat, unravel = ravel_pytree(state.z)
     optimiser = optax.adam(em.learning_rate)
     window = jnp.zeros((em.window, flat.size), flat.dtype)
     carry = (state, point, optimiser.init(point), window)
-    dynamic, static = arrays_and_rest(args, kwargs)
 
-    @jax.jit
-    def block(carry, first, number, dynamic):
-        here = _Problem(kernel.model, *eqx.combine(dynamic, static))
+    def block(carry, first, number, call):
+        here = _Problem(call)
 
         def one(i, carry):
             carry, kept = carry
@@ -127,10 +126,15 @@ def move_hyperparameters(
         return jax.lax.fori_loop(0, number, one, (carry, kept))
 
     record = Record("log density")
+    whole = jnp.asarray(0)
+    run_block = compiled(block, carry, whole, whole, call)
 
     def step_block(carry, number):
         carry, latest = record.block(
-            lambda first: block(carry, first, number, dynamic), number
+            lambda first: run_block(
+                carry, jnp.asarray(first), jnp.asarray(number), call
+            ),
+            number,
         )
         return carry, f"log density {latest.mean():.5g}"
 
@@ -148,7 +152,7 @@ def _round(em, sampler, problem, optimiser, unravel, number, carry, key):
     key_pick, key_batch, key_noise = jr.split(key, 3)
     target = problem.target(point)
     state = jax.lax.fori_loop(
-        0, em.num_steps, lambda _, s: sampler.step(target, s), state
+        0, em.num_integration_steps, lambda _, s: sampler.step(target, s), state
     )
     window = window.at[number % em.window].set(ravel_pytree(state.z)[0])
     filled = jnp.minimum(number + 1, em.window)
@@ -171,15 +175,15 @@ class _Problem:
     A point is a pair of dictionaries: sites, and parameters.
     """
 
-    def __init__(self, model, args, kwargs):
-        self.model, self.args, self.kwargs = model, args, kwargs
-        self.structure = inspect_model(model, args, kwargs)
+    def __init__(self, call: Call):
+        self.call = call
+        trace = call.abstract_trace()
+        self.structure = structure_of(trace)
         self.sites = [
             name
             for name in self.structure.hyperparameters
             if not self.structure.latents[name].row_local
         ]
-        trace = abstract_trace(model, args, kwargs)
         self.transforms = {
             name: biject_to(trace[name]["kwargs"].get("constraint", constraints.real))
             for name in self.structure.params
@@ -198,11 +202,9 @@ class _Problem:
         """Where the point starts; `params` are used where they are given."""
         key_params, key_sites = jr.split(key)
         with handlers.block():
-            trace = trace_model(self.model, self.args, self.kwargs, params, key_params)
+            trace = self.call.trace(params, key_params)
         params = {name: trace[name]["value"] for name in self.transforms}
-        found = initial_values(
-            self.model, self.structure, self.args, self.kwargs, key_sites, params=params
-        )
+        found = initial_values(self.call, self.structure, key_sites, params=params)
         values = {name: found[name] for name in self.sites}
         free = {name: self.transforms[name].inv(x) for name, x in params.items()}
         return self.structure.unconstrain(values), free
@@ -219,5 +221,5 @@ class _Problem:
         It includes the prior of the point, so that it is also what the point climbs.
         """
         values, params = self.on_supports(point)
-        model: Any = handlers.condition(self.model, data=values)
-        return Target(model, self.args, self.kwargs, params=params)
+        model: Any = handlers.condition(self.call.model, data=values)
+        return Target(self.call.with_model(model), params=params)

@@ -10,7 +10,6 @@ import abc
 import functools
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,7 +18,10 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.linalg import jitter as jitter_context
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.sites.marks import Held, find, is_auxiliary, marked
 
 __all__ = ["ChainPosterior", "GuidePosterior", "Posterior"]
 
@@ -111,26 +113,21 @@ class GuidePosterior(Posterior):
     Args:
         guide: Any NumPyro guide.
         params: Values of its parameters, and of the model's.
-        args: Arguments the guide was trained on.
-        kwargs: Keyword arguments.
+        call: The call that it was trained on, with the jitter of the fit.
         key: Fixes the draws.
-        jitter: Relative jitter of the fit; `None` for the default.
     """
 
     independent = True
 
-    def __init__(
-        self, guide, params: dict, args: tuple, kwargs: dict, *, key, jitter=None
-    ):
+    def __init__(self, guide, params: dict, call: Call, *, key):
         self.guide = guide
         self.params = params
-        self.args, self.kwargs = args, kwargs
+        self.call = call
         self.key = key
-        self.jitter = jitter
 
-    @property
-    def _call(self) -> tuple[Any, dict, tuple, dict, float | None]:
-        return self.guide, self.params, self.args, self.kwargs, self.jitter
+    def _run(self, fn, *args):
+        watch = (self.guide, self.call.model)
+        return run(fn, self.guide, self.params, self.call, *args, watch=watch)
 
     def chains(self, num_draws=None):
         num_draws = 1000 if num_draws is None else num_draws
@@ -138,7 +135,7 @@ class GuidePosterior(Posterior):
         num_chains = 4  # diagnostics compare chains; these are independent draws
         length = -(-num_draws // num_chains)
         keys = jr.split(self.key, num_chains * length)
-        draws, _ = _draw(*self._call, keys)
+        draws, _ = self._run(_draw, keys)
         return {
             name: np.asarray(x).reshape(num_chains, length, *x.shape[1:])
             for name, x in draws.items()
@@ -150,7 +147,7 @@ class GuidePosterior(Posterior):
         if not random_rows and all(k.latent is not None or not k.drawn for k in kinds):
             number = 1
         keys = jr.split(self.key, number)
-        return _beliefs(*self._call, keys)
+        return self._run(_beliefs, keys)
 
     def deterministic_given_beliefs(self) -> bool:
         """Whether nothing but beliefs is random: one component then says it all."""
@@ -180,19 +177,19 @@ class GuidePosterior(Posterior):
         """What the guide does with each of its sites; traced once."""
         kinds: list[_Kind] = []
 
-        def run(key):
-            trace = _guide_trace(*self._call, key)
+        def look(key):
+            trace = _guide_trace(self.guide, self.params, self.call, key)
             kinds.extend(_Kind.of(s) for s in trace.values() if s["type"] == "sample")
 
-        jax.eval_shape(run, self.key)
+        jax.eval_shape(look, self.key)
         return kinds
 
     def moments(self, site):
-        known = _latent_moments(*self._call, self.key, site)
+        known = self._run(_latent_moments, self.key, site)
         return super().moments(site) if known is None else known
 
     def sample(self, key, num_draws):
-        return _draw(*self._call, jr.split(key, num_draws))[0]
+        return self._run(_draw, jr.split(key, num_draws))[0]
 
     def weighed(self, num_draws):
         if not getattr(self.guide, "has_density", True):  # NumPyro's own have one
@@ -202,7 +199,7 @@ class GuidePosterior(Posterior):
                 "y_test)`, or use `gpx.guides.WhitenedGaussian` or a sampler."
             )
         keys = jr.split(self.key, num_draws)
-        return _draw(*self._call, keys)
+        return self._run(_draw, keys)
 
 
 class _Kind(NamedTuple):
@@ -222,12 +219,12 @@ class _Kind(NamedTuple):
     @classmethod
     def of(cls, site) -> _Kind:
         point = isinstance(_innermost(site["fn"]), dist.Delta)
-        latent = site["infer"].get("latent")
+        latent = find(site, LatentInput)
         points = None
         if latent is not None:
             points = "random" if latent.random else "fixed"
             points = "closed" if latent.points is None else points
-        belief = "belief" in site["infer"]
+        belief = find(site, Held) is not None
         return cls(not belief and not point, belief, points)
 
 
@@ -250,25 +247,23 @@ def _evenly(length, number):
     )
 
 
-def _guide_trace(guide, params, args, kwargs, jitter, key):
-    seeded = handlers.substitute(handlers.seed(guide, key), data=params)
-    with handlers.block(), jitter_context(jitter):
-        return handlers.trace(seeded).get_trace(*args, **kwargs)
+def _guide_trace(guide, params, call, key):
+    with handlers.block():
+        return call.trace(params, key, model=guide)
 
 
 def _visible(trace):
     return {
         name: site
         for name, site in trace.items()
-        if site["type"] == "sample" and not site["infer"].get("is_auxiliary")
+        if site["type"] == "sample" and not is_auxiliary(site)
     }
 
 
-@eqx.filter_jit
-def _latent_moments(guide, params, args, kwargs, jitter, key, site):
+def _latent_moments(guide, params, call, key, site):
     """Moments of a latent input that the guide has a Gaussian belief about."""
-    found = _guide_trace(guide, params, args, kwargs, jitter, key)[site]
-    latent = found["infer"].get("latent")
+    found = _guide_trace(guide, params, call, key)[site]
+    latent = find(found, LatentInput)
     if latent is None or not latent.unconstrained:
         return None
     shape = found["value"].shape
@@ -276,12 +271,11 @@ def _latent_moments(guide, params, args, kwargs, jitter, key, site):
     return belief.mean.reshape(shape), jnp.sqrt(belief.var).reshape(shape)
 
 
-@eqx.filter_jit
-def _draw(guide, params, args, kwargs, jitter, keys):
+def _draw(guide, params, call, keys):
     """Draws of every site, with the log density of the whole draw."""
 
     def one(key):
-        trace = _guide_trace(guide, params, args, kwargs, jitter, key)
+        trace = _guide_trace(guide, params, call, key)
         log_q = sum(
             jnp.sum(site["fn"].log_prob(site["value"]))
             for site in trace.values()
@@ -289,15 +283,15 @@ def _draw(guide, params, args, kwargs, jitter, keys):
         )
         return {n: site["value"] for n, site in _visible(trace).items()}, log_q
 
-    return jax.lax.map(one, keys, batch_size=50)
+    return jax.lax.map(one, keys)  # without `vmap`: see `evaluate`
 
 
-@eqx.filter_jit
-def _beliefs(guide, params, args, kwargs, jitter, keys):
+def _beliefs(guide, params, call, keys):
     """Beliefs where the guide has them, draws elsewhere."""
 
     def one(key):
-        trace = _visible(_guide_trace(guide, params, args, kwargs, jitter, key))
-        return {n: s["infer"].get("belief", s["value"]) for n, s in trace.items()}
+        trace = _visible(_guide_trace(guide, params, call, key))
+        beliefs = {name: mark.belief for name, mark in marked(trace, Held).items()}
+        return {name: site["value"] for name, site in trace.items()} | beliefs
 
-    return jax.lax.map(one, keys, batch_size=50)
+    return jax.lax.map(one, keys)  # without `vmap`: see `evaluate`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -17,20 +16,15 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_gpx import checks
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.data import (
-    as_arrays,
-    check_batched,
-    check_data,
-    inputs_first,
-)
-from numpyro_gpx.infer.elbo import Loss
 from numpyro_gpx.infer.posteriors import GuidePosterior
 from numpyro_gpx.infer.retry import with_retry
-from numpyro_gpx.infer.structure import abstract_trace
 from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.elbo import Loss
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.fit import Fit
 
-__all__ = ["Result", "VariationalProblem", "jit_once"]
+__all__ = ["Result", "VariationalProblem"]
 
 # Draws of the bound that a fit with latent inputs reports.
 _REPORTED_DRAWS = 1000
@@ -38,11 +32,6 @@ _REPORTED_DRAWS = 1000
 _OBJECTIVE_DRAWS = 100
 # By how many nats a row the objective of a rule may exceed the bound without a word.
 _TOLERATED_EXCESS = 0.1
-
-# For what runs once: compiling fast matters, running fast does not.
-jit_once = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
 
 
 class Result(NamedTuple):
@@ -58,12 +47,10 @@ class VariationalProblem:
     """Checked arguments at the start, a `Fit` at the end."""
 
     def __init__(
-        self, model, guide, args, kwargs, key, *, optimizer, loss, init,
-        batch_size=None,
-    ):  # fmt: skip
+        self, call: Call, guide, key, *, optimizer, loss, init, batch_size=None
+    ):
         self.started = time.perf_counter()
         checks.key(key)
-        checks.guide(guide)
         if isinstance(loss, type):
             raise TypeError(
                 f"`loss` must be a loss; got the class {loss.__name__}. Make one: "
@@ -72,34 +59,25 @@ class VariationalProblem:
         self.key = key
         if init is not None:
             checks.instance("init", init, Fit, "such as an earlier fit of the model")
-        self.args, self.kwargs = as_arrays(*inputs_first(model, args, kwargs))
-        self.structure = check_data(model, self.args, self.kwargs)
-        self.svi = SVI(model, guide, optimizer, loss)
+        self.program = Program.of(call, batch_size)
+        self.svi = SVI(call.model, guide, optimizer, loss)
         self.batch_size = batch_size
-        self.batched = dict(self.kwargs)
-        if batch_size is not None:
-            self.batched["batch_size"] = batch_size
-        self.batched_structure = check_batched(
-            model, self.args, self.batched, self.structure, batch_size
-        )
-        _guide_setup(guide, self.args, self.batched)
-        self.start = _warm_start(init, model, guide, self.args, self.batched)
+        _guide_setup(guide, self.program)
+        self.start = _warm_start(init, guide, self.program)
 
     def solve(self, run: Callable[[], Result], *, engine: str) -> Fit:
         """Call `run`, once more with a larger jitter if need be; make it a fit."""
 
         def attempt(jitter):
+            self.program = self.program.with_jitter(jitter)
             with single_blas_thread():
-                return run(), jitter
+                return run()
 
-        result, jitter = with_retry(
-            attempt, self.svi.model, self.args, self.batched, None
-        )
-        posterior = self.posterior(result.params, result.key, jitter)
+        result = with_retry(attempt, self.program.batched, None)
+        posterior = self.posterior(result.params, result.key)
         fit = Fit(
-            self.svi.model, self.args, self.kwargs, posterior,
-            engine=engine, params=result.params, jitter=jitter,
-            batch_size=self.batch_size, structure=self.structure,
+            self.program, posterior,
+            engine=engine, params=result.params, batch_size=self.batch_size,
             seconds=time.perf_counter() - self.started,
             info={"losses": result.losses, **result.info}, loss=self._known_loss,
         )  # fmt: skip
@@ -112,11 +90,9 @@ class VariationalProblem:
         loss = self.svi.loss
         return loss if isinstance(loss, Loss) else None
 
-    def posterior(self, params: dict, key, jitter: float | None) -> GuidePosterior:
+    def posterior(self, params: dict, key) -> GuidePosterior:
         """The guide with these parameters, on all rows."""
-        return GuidePosterior(
-            self.svi.guide, params, self.args, self.kwargs, key=key, jitter=jitter
-        )
+        return GuidePosterior(self.svi.guide, params, self.program.call, key=key)
 
 
 def _report_bound(fit: Fit, *, closed: bool) -> None:
@@ -148,20 +124,20 @@ def _report_bound(fit: Fit, *, closed: bool) -> None:
         )
 
 
-def _guide_setup(guide, args, kwargs) -> None:
+def _guide_setup(guide, program: Program) -> None:
     """Let the guide learn the model's sites from concrete arguments."""
     from numpyro_gpx.guides.base import SiteGuide
 
     if isinstance(guide, SiteGuide):
-        guide.setup(*args, **kwargs)
+        guide.adopt(program)
     elif isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         # NumPyro's guides keep the values of their first call, which must not be
         # tracers of a compiled `init`.
         with handlers.block(), handlers.seed(rng_seed=0):
-            guide(*args, **kwargs)
+            program.batched.run(guide)
 
 
-def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] | None:
+def _warm_start(init: Fit | None, guide, program: Program) -> dict[str, Any] | None:
     """Parameters of another fit: the model's by name, the guide's if it is alike.
 
     A name means different things in different guides (`f_auto_loc` is a mean of `v` or
@@ -170,10 +146,11 @@ def _warm_start(init: Fit | None, model, guide, args, kwargs) -> dict[str, Any] 
     if init is None:
         return None
     same = {}
-    for function in (model, guide):
-        for name, site in abstract_trace(function, args, kwargs).items():
+    for function in (program.model, guide):
+        trace = program.batched.abstract_trace(function)
+        for name, site in trace.items():
             if site["type"] == "param" and name in init.params:
-                ours = function is model or _means_the_same(init, guide, name)
+                ours = function is not guide or _means_the_same(init, guide, name)
                 if ours and jnp.shape(site["value"]) == jnp.shape(init.params[name]):
                     same[name] = init.params[name]
     return {**_mean_theta(init, guide), **same}

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx.infer.starts import initial_values
-from numpyro_gpx.infer.structure import inspect_model
-from numpyro_gpx.infer.target import trace_model
-from numpyro_gpx.linalg import current_jitter, explicit_jitter, jitter
+from numpyro_gpx.numerics.jitter import current_jitter, explicit_jitter, jitter
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.starts import initial_values
+from numpyro_gpx.program.structure import structure_of
+from numpyro_gpx.sites.marks import GPMark, marked
 
 __all__ = ["NotFinite", "with_retry"]
 
@@ -28,20 +30,18 @@ class NotFinite(Exception):
     """An engine met NaN or infinity; the message says where."""
 
 
-def with_retry(run: Callable[[float | None], T], model, args, kwargs, params) -> T:
-    """Call `run(jitter)`; on `NotFinite` once more, from the start, with more jitter.
+def with_retry(attempt: Callable[[float | None], T], call: Call, params) -> T:
+    """Call `attempt(jitter)`; on `NotFinite` once more from the start, with more.
 
     Args:
-        run: The fit, given a relative jitter (`None` for the default).
-        model: The model, for the diagnosis.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        attempt: The fit, given a relative jitter (`None` for the default).
+        call: The model with its arguments, for the diagnosis.
         params: Values of its parameters, if known.
     """
     try:
-        return run(explicit_jitter())
+        return attempt(explicit_jitter())
     except NotFinite as first:
-        larger = _LARGER * current_jitter(_data_dtype(args))
+        larger = _LARGER * current_jitter(_data_dtype(call.args))
         warnings.warn(
             f"{first} Starting again with a relative jitter of {larger:.0e}.",
             RuntimeWarning,
@@ -49,11 +49,11 @@ def with_retry(run: Callable[[float | None], T], model, args, kwargs, params) ->
         )
     try:
         with jitter(larger):
-            return run(larger)
+            return attempt(larger)
     except NotFinite as second:
         raise ValueError(
             f"{second} A relative jitter of {larger:.0e} did not help either. "
-            f"{_diagnosis(model, args, kwargs, params)}"
+            f"{_diagnosis(call.with_jitter(larger), params)}"
         ) from None
 
 
@@ -67,31 +67,31 @@ def _data_dtype(args):
     return jnp.result_type(*floats) if floats else jnp.result_type(float)
 
 
-def _diagnosis(model, args, kwargs, params) -> str:
+def _diagnosis(call: Call, params) -> str:
     """What is known about the GP sites at the starting values."""
-    structure = inspect_model(model, args, kwargs)
+    structure = structure_of(call)
 
-    @jax.jit
-    def run():
-        key = jr.key(0)
-        start = initial_values(model, structure, args, kwargs, key, params=params)
-        trace = trace_model(model, args, kwargs, {**(params or {}), **start}, key)
-        return {name: trace[name]["infer"]["gp"].prior for name in structure.gps}
+    def conditions(call, key):
+        start = initial_values(call, structure, key, params=params)
+        trace = call.trace({**(params or {}), **start}, key)
+        priors = {name: m.prior for name, m in marked(trace, GPMark).items()}
+        return {n: (p.condition(), p.inducing.coordinates()) for n, p in priors.items()}
 
     reports = []
-    for name, prior in run().items():
-        kernel = type(prior.kernels[0]).__name__
-        L = np.asarray(prior.factor.L)
-        Z = np.asarray(prior.inducing.Z)
-        repeated = Z.shape[0] - np.unique(Z, axis=0).shape[0]
-        smallest = np.abs(np.diagonal(L, 0, -2, -1)).min()
+    kernels = {
+        name: type(mark.prior.kernels[0]).__name__
+        for name, mark in marked(call.abstract_trace(), GPMark).items()
+    }
+    for name, (condition, Z) in run(conditions, call, jr.key(0)).items():
+        size = structure.latents[name].shape[-1]
+        repeated = 0 if Z is None else size - np.unique(np.asarray(Z), axis=0).shape[0]
         state = (
-            f"has a factor with diagonal down to {smallest:.1e}"
-            if np.all(np.isfinite(L))
+            f"has a condition of about {float(np.max(condition)):.0e}"
+            if np.all(np.isfinite(condition))
             else "could not be factorised"
         )
         reports.append(
-            f"GP site `{name}` (kernel {kernel}, {Z.shape[0]} inducing inputs, "
+            f"GP site `{name}` (kernel {kernels[name]}, {size} inducing inputs, "
             f"{repeated} repeated): at the starting values Kuu {state}."
         )
     advice = (

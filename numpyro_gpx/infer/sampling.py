@@ -15,27 +15,23 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_gpx import checks
-from numpyro_gpx.fit import Fit, engine_name, kernel_params
-from numpyro_gpx.infer.data import (
-    as_arrays,
-    check_batched,
-    check_data,
-    check_slopes,
-    inputs_first,
-)
 from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM, move_hyperparameters
-from numpyro_gpx.infer.noise import as_latent_noise
-from numpyro_gpx.infer.noise import noise_sets as make_noise_sets
 from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.infer.retry import NotFinite, with_retry
 from numpyro_gpx.infer.sghmc import SGHMC
-from numpyro_gpx.infer.structure import inspect_model
-from numpyro_gpx.infer.target import Target, require_params
 from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.program.call import Call, takes_options
+from numpyro_gpx.program.data import check_slopes
+from numpyro_gpx.program.density import Target, require_params
+from numpyro_gpx.program.noise import as_latent_noise
+from numpyro_gpx.program.noise import noise_sets as make_noise_sets
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.fit import Fit, engine_name, kernel_params
 
 __all__ = ["fit_mcmc", "fit_nuts", "fit_sghmc"]
 
 
+@takes_options
 def fit_nuts(
     model,
     *args,
@@ -73,18 +69,23 @@ def fit_nuts(
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
-    args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
-    _no_batches("fit_nuts", kwargs)
-    structure = inspect_model(model, args, kwargs)
+    call = Call.create(model, args, kwargs, function="fit_nuts")
+    _no_batches("fit_nuts", call)
+    program = Program.of(call)
+    structure = program.structure
     params = _params(params, init, structure)
     require_params(structure, params)
     num_sets = noise_sets if structure.noise else None
     sampled = bool(structure.noise) and num_sets is None
-    visible = as_latent_noise(model) if sampled else model
 
-    def make_kernel(key):
+    def make_kernel(key, program):
         noise = None if num_sets is None else make_noise_sets(key, structure, num_sets)
-        target = Target(visible, args, kwargs, params=params, noise=noise)
+        if sampled:
+            target = Target(as_latent_noise(program.call), params=params)
+        else:
+            target = Target(
+                program.call, params=params, noise=noise, structure=structure
+            )
         # A potential instead of the model: NumPyro runs models eagerly to set them up,
         # compiling operation by operation.
         potential = jax.jit(lambda z: -target.log_density(z))
@@ -97,7 +98,7 @@ def fit_nuts(
         return kernel, target
 
     fit = _fit(
-        make_kernel, model, args, kwargs, key,
+        make_kernel, program, key,
         num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
         params=params, init=init, progress=progress, engine="nuts",
     )  # fmt: skip
@@ -106,6 +107,7 @@ def fit_nuts(
     return fit
 
 
+@takes_options
 def fit_sghmc(
     model,
     *args,
@@ -116,7 +118,7 @@ def fit_sghmc(
     num_chains: int = 2,
     step_size: float = 0.2,
     friction: float = 0.3,
-    num_steps: int = 20,
+    num_integration_steps: int = 20,
     em: MonteCarloEM | None = None,
     params: Fit | dict | None = None,
     init: Fit | None = None,
@@ -130,12 +132,13 @@ def fit_sghmc(
         args: Arguments of the model: inputs, targets.
         key: Random key.
         batch_size: Rows of a minibatch; `None` uses all rows.
-        num_warmup: Warm-up draws of each chain, of `num_steps` gradients each.
+        num_warmup: Warm-up draws of each chain, of `num_integration_steps` gradients
+            each.
         num_samples: Draws of each chain.
         num_chains: Chains.
         step_size: Step size; the bias shrinks with it.
         friction: Friction.
-        num_steps: Gradients for each draw.
+        num_integration_steps: Gradients for each draw.
         em: Move hyperparameters and `numpyro.param`s to a point by Monte Carlo EM
             (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
             hyperparameters as well.
@@ -145,68 +148,70 @@ def fit_sghmc(
         progress: Whether to show progress bars.
         kwargs: Further arguments of the model.
     """
-    args, kwargs = as_arrays(*inputs_first(model, args, kwargs))
-    params = _params(params, init, inspect_model(model, args, kwargs))
-    make_kernel = functools.partial(
-        SGHMC, step_size=step_size, friction=friction, num_steps=num_steps
+    program = Program.of(
+        Call.create(model, args, kwargs, function="fit_sghmc"), batch_size
     )
+    params = _params(params, init, program.structure)
+    make_kernel = functools.partial(
+        SGHMC,
+        step_size=step_size,
+        friction=friction,
+        num_integration_steps=num_integration_steps,
+    )
+    _check_call(key, num_warmup, num_samples, num_chains)
     run = functools.partial(
-        fit_mcmc, batch_size=batch_size, num_warmup=num_warmup,
-        num_samples=num_samples, num_chains=num_chains, progress=progress,
+        _fit, num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
+        progress=progress, engine="sghmc",
     )  # fmt: skip
     if em is None:
         kernel = make_kernel(model, params=params)
-        fit = run(kernel, *args, key=key, init=init, **kwargs)
+        fit = run(lambda *_: (kernel, None), program, key, params=params, init=init)
     else:
         checks.instance("em", em, MonteCarloEM, "such as `gpx.infer.MonteCarloEM()`")
-        fit = _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key)
-    fit.info.update(step_size=step_size, num_steps=num_steps)
+        fit = _fit_with_em(em, run, make_kernel, program, params, init, key, progress)
+    fit.info.update(step_size=step_size, num_integration_steps=num_integration_steps)
     return fit
 
 
-def _fit_with_em(em, run, make_kernel, model, params, init, args, kwargs, key) -> Fit:
+def _fit_with_em(em, run, make_kernel, program, params, init, key, progress) -> Fit:
     """Move the hyperparameters, then sample everything else given them."""
     started = time.perf_counter()
-    numbers = (run.keywords[n] for n in ("num_warmup", "num_samples", "num_chains"))
-    _check_call(key, *numbers)
     key_init, key_em, key_run = jr.split(key, 3)
-    whole = check_data(model, args, kwargs)
-    check_slopes(model, args, kwargs, "sghmc")
-    batched = {**kwargs, "batch_size": run.keywords["batch_size"]}
-    if batched["batch_size"] is None:
-        batched = kwargs
-    check_batched(model, args, batched, whole, batched.get("batch_size"))
+    check_slopes(program.trace, "sghmc")
     start = None
     if init is not None:
         checks.instance("init", init, Fit, "such as an earlier fit of the model")
-        start = _chain_starts(key_init, init, whole, 1)
-    kernel = make_kernel(model, params=params)
+        start = _chain_starts(key_init, init, program.structure, 1)
+    kernel = make_kernel(program.model, params=params)
 
     def move(jitter):
+        call = program.batched.with_jitter(jitter)
         with single_blas_thread():
             return move_hyperparameters(
-                em, kernel, args, batched, key=key_em, start=start,
-                progress=run.keywords["progress"],
-            )  # fmt: skip
+                em, kernel, call, key=key_em, start=start, progress=progress
+            )
 
-    moved = with_retry(move, model, args, batched, params)
-    given = handlers.condition(model, data=moved.values)
+    moved = with_retry(move, program.batched, params)
+    given = handlers.condition(program.model, data=moved.values)
+    rest = Program.of(program.call.with_model(given), program.batched.batch_size)
     window = ChainPosterior({name: x[None] for name, x in moved.draws.items()})
-    starts = Fit(given, args, kwargs, window, engine="sghmc", params=moved.params)
+    starts = Fit(rest, window, engine="sghmc", params=moved.params)
     kernel = make_kernel(given, params=moved.params)
-    fit = run(kernel, *args, key=key_run, init=starts, **kwargs)
+    fit = run(
+        lambda *_: (kernel, None), rest, key_run, params=moved.params, init=starts
+    )
     draws = fit.chains()
     shape = next(iter(draws.values())).shape[:2]
     fixed = {n: np.broadcast_to(x, shape + x.shape) for n, x in moved.values.items()}
     return Fit(
-        model, args, kwargs, ChainPosterior({**draws, **fixed}),
-        engine="sghmc", params=moved.params, jitter=fit.jitter,
+        program.with_jitter(fit.jitter), ChainPosterior({**draws, **fixed}),
+        engine="sghmc", params=moved.params,
         batch_size=fit.batch_size, seconds=time.perf_counter() - started,
         info={**fit.info, "em": repr(em), "log_densities": moved.log_densities},
-        structure=whole,
     )  # fmt: skip
 
 
+@takes_options
 def fit_mcmc(
     kernel: MCMCKernel,
     *args,
@@ -237,7 +242,7 @@ def fit_mcmc(
         engine: Name of the engine in reports.
         kwargs: Further arguments of the model.
     """
-    args, kwargs = as_arrays(*inputs_first(kernel.model, args, kwargs))
+    call = Call.create(kernel.model, args, kwargs, function="fit_mcmc")
     if params is not None:
         raise ValueError(
             "`params` must be given to the kernel, which evaluates the model: "
@@ -246,32 +251,30 @@ def fit_mcmc(
         )
     params = kernel_params(kernel)
     return _fit(
-        lambda key: (kernel, None), kernel.model, args, kwargs, key,
-        batch_size=batch_size, num_warmup=num_warmup, num_samples=num_samples,
-        num_chains=num_chains, params=params, init=init, progress=progress,
+        lambda *_: (kernel, None), Program.of(call, batch_size), key,
+        num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
+        params=params, init=init, progress=progress,
         engine=engine or engine_name(kernel),
     )  # fmt: skip
 
 
 def _fit(
-    make_kernel, model, args, kwargs, key, *, num_warmup, num_samples, num_chains,
-    params, init, progress, engine, batch_size=None,
-):  # fmt: skip
+    make_kernel, program: Program, key, *, num_warmup, num_samples, num_chains,
+    params, init, progress, engine,
+) -> Fit:  # fmt: skip
     started = time.perf_counter()
     _check_call(key, num_warmup, num_samples, num_chains)
     if init is not None:
         checks.instance("init", init, Fit, "such as an earlier fit of the model")
-    whole = check_data(model, args, kwargs)
     if engine != "elliptical_slice":
-        check_slopes(model, args, kwargs, engine)
-    batched = kwargs if batch_size is None else {**kwargs, "batch_size": batch_size}
-    structure = check_batched(model, args, batched, whole, batch_size)
-    require_params(structure, params)
+        check_slopes(program.trace, engine)
+    require_params(program.structure, params)
     key_run, key_kernel, key_init = jr.split(key, 3)
 
     def run(jitter):
-        kernel, target = make_kernel(key_kernel)
-        start = _chain_starts(key_init, init, whole, num_chains)
+        here = program.with_jitter(jitter)
+        kernel, target = make_kernel(key_kernel, here)
+        start = _chain_starts(key_init, init, program.structure, num_chains)
         if target is not None:
             start = _potential_starts(key_init, target, start, num_chains)
         mcmc = MCMC(
@@ -279,15 +282,15 @@ def _fit(
             num_chains=num_chains, chain_method="sequential", progress_bar=progress,
         )  # fmt: skip
         with single_blas_thread():
-            draws, stats = _run(mcmc, key_run, start, target, args, batched)
-        return draws, stats, jitter
+            draws, stats = _run(mcmc, key_run, start, target, here.batched)
+        return draws, stats, here
 
-    draws, stats, jitter = with_retry(run, model, args, batched, params)
+    draws, stats, program = with_retry(run, program.batched, params)
     return Fit(
-        model, args, kwargs, ChainPosterior(draws),
-        engine=engine, params=params, jitter=jitter, batch_size=batch_size,
+        program, ChainPosterior(draws),
+        engine=engine, params=params, batch_size=program.batched.batch_size,
         seconds=time.perf_counter() - started, sample_stats=stats,
-        info={"num_warmup": num_warmup}, structure=whole,
+        info={"num_warmup": num_warmup},
     )  # fmt: skip
 
 
@@ -305,11 +308,12 @@ _STATS = {
 }
 
 
-def _run(mcmc, key, start, target, args, kwargs):
+def _run(mcmc, key, start, target, call: Call):
     fields = tuple(_STATS) if isinstance(mcmc.sampler, NUTS) else ()
-    call_args, call_kwargs = ((), {}) if target is not None else (args, kwargs)
+    if target is not None:  # the kernel has the call already
+        call = Call(call.model)
     try:
-        mcmc.run(key, *call_args, extra_fields=fields, init_params=start, **call_kwargs)
+        mcmc.run(key, *call.args, extra_fields=fields, init_params=start, **call.kwargs)
     except RuntimeError as error:
         if "valid initial parameters" not in str(error):
             raise
@@ -328,11 +332,11 @@ def _run(mcmc, key, start, target, args, kwargs):
     return draws, stats
 
 
-def _no_batches(function, kwargs):
-    if kwargs.get("batch_size") is not None:
+def _no_batches(function: str, call: Call) -> None:
+    if call.batch_size is not None:
         raise ValueError(
             f"`{function}` needs all rows at each step; got "
-            f"`batch_size={kwargs['batch_size']}`. Leave it out, or use `fit_sghmc`."
+            f"`batch_size={call.batch_size}`. Leave it out, or use `fit_sghmc`."
         )
 
 

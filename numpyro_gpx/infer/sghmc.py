@@ -32,8 +32,10 @@ from jaxtyping import Array, Float
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_gpx.infer.starts import init_to_prior_median
-from numpyro_gpx.infer.target import Target, draw_batch
+from numpyro_gpx import checks
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.starts import init_to_prior_median
 
 __all__ = ["SGHMC", "SGHMCState"]
 
@@ -71,7 +73,7 @@ class SGHMC(MCMCKernel):
         step_size: Step `h`; stable below 2 if coordinates are independent, below a
             smaller limit if they are strongly correlated (module docstring).
         friction: Friction times unit time; larger damps more.
-        num_steps: Gradient steps for each recorded draw.
+        num_integration_steps: Gradient steps for each recorded draw.
         init_strategy: Where chains start (a NumPyro init strategy).
         init_values: Starting values by site, on their supports; with a leading axis
             over chains if there are several.
@@ -85,17 +87,16 @@ class SGHMC(MCMCKernel):
 
     def __init__(
         self, model, *, step_size: float = 0.2, friction: float = 0.3,
-        num_steps: int = 20, init_strategy=init_to_prior_median, init_values=None,
-        params=None,
+        num_integration_steps: int = 20, init_strategy=init_to_prior_median,
+        init_values=None, params=None,
     ):  # fmt: skip
         for name, value in (("step_size", step_size), ("friction", friction)):
             if not value > 0.0:
                 raise ValueError(f"`{name}` must be positive; got {value}.")
-        if num_steps < 1:
-            raise ValueError(f"`num_steps` must be at least 1; got {num_steps}.")
+        checks.at_least("num_integration_steps", num_integration_steps, 1)
         self.model = model
         self.step_size, self.friction = step_size, friction
-        self.num_steps = num_steps
+        self.num_integration_steps = num_integration_steps
         self.init_strategy = init_strategy
         self.init_values = init_values or {}
         self.params = params
@@ -104,8 +105,8 @@ class SGHMC(MCMCKernel):
     sample_field = "z"
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        self._num_warmup = num_warmup * self.num_steps
-        target = Target(self.model, model_args, model_kwargs or {}, params=self.params)
+        self._num_warmup = num_warmup * self.num_integration_steps
+        target = self._target(Call(self.model, model_args, model_kwargs or {}))
 
         def one(key, values, z):
             key_init, key_chain = jr.split(key)
@@ -122,21 +123,25 @@ class SGHMC(MCMCKernel):
         return jax.jit(jax.vmap(one))(rng_key, self.init_values, z)
 
     def sample(self, state, model_args, model_kwargs):
-        target = Target(self.model, model_args, model_kwargs or {}, params=self.params)
+        target = self._target(Call(self.model, model_args, model_kwargs or {}))
 
         def draw(state):
             return jax.lax.fori_loop(
-                0, self.num_steps, lambda _, s: self.step(target, s), state
+                0, self.num_integration_steps, lambda _, s: self.step(target, s), state
             )
 
         return draw(state) if is_prng_key(state.key) else jax.vmap(draw)(state)
 
     def postprocess_fn(self, model_args, model_kwargs):
-        target = Target(self.model, model_args, model_kwargs or {}, params=self.params)
-        return target.constrain
+        call = Call(self.model, model_args, model_kwargs or {})
+        return self._target(call).constrain
+
+    def _target(self, call: Call) -> Target:
+        return Target(call, params=self.params)
 
     def get_diagnostics_str(self, state):
-        return f"step size {self.step_size:g}, {self.num_steps} gradients a draw"
+        number = self.num_integration_steps
+        return f"step size {self.step_size:g}, {number} gradients for each draw"
 
     def step(self, target: Target, state: SGHMCState) -> SGHMCState:
         """One gradient: kick, half drift, friction and noise, half drift (BAOAB)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,18 +14,23 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.elbo import ELBO, Loss
-from numpyro_gpx.infer.problem import Result, VariationalProblem, jit_once
+from numpyro_gpx.infer.problem import Result, VariationalProblem
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.retry import NotFinite
-from numpyro_gpx.infer.structure import arrays_and_rest
-from numpyro_gpx.infer.target import draw_batch
 from numpyro_gpx.infer.tempering import check_temperature, tempered
+from numpyro_gpx.program.call import Call, takes_options
+from numpyro_gpx.program.compile import compiled, once
+from numpyro_gpx.program.density import draw_batch
+from numpyro_gpx.program.elbo import ELBO, Loss
+from numpyro_gpx.results.fit import Fit
 
 __all__ = ["fit_lbfgs", "fit_svi"]
 
+# One object: a new one would be a new program.
+_ADAM = optax.adam(1e-2)
 
+
+@takes_options
 def fit_svi(
     model,
     guide,
@@ -46,7 +50,8 @@ def fit_svi(
 
     Args:
         model: A NumPyro function; see the README for its shape.
-        guide: A guide for it, such as `gpx.guides.WhitenedGaussian(model)`.
+        guide: A guide for it, such as `gpx.guides.WhitenedGaussian(model)`, or the
+            class alone.
         args: Arguments of the model: inputs, targets.
         key: Random key.
         num_steps: Number of steps.
@@ -72,14 +77,14 @@ def fit_svi(
         half those of the tempered model), and `seconds_per_step`; with latent inputs
         also `elbo` and `elbo_standard_error`, of 1000 draws.
     """
+    guide = checks.guide(guide, model)
     checks.at_least("num_steps", num_steps, 1)
     check_temperature(temperature)
     _check_density(guide, "fit_svi")
-    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     problem = VariationalProblem(
-        model, guide, args, kwargs, key,
-        optimizer=optimizer, loss=ELBO() if loss is None else loss, init=init,
-        batch_size=batch_size,
+        Call.create(model, args, kwargs, function="fit_svi"), guide, key,
+        optimizer=_ADAM if optimizer is None else optimizer,
+        loss=ELBO() if loss is None else loss, init=init, batch_size=batch_size,
     )  # fmt: skip
     if temperature > 1.0:
         _check_all_drawn(problem)
@@ -87,6 +92,7 @@ def fit_svi(
     return problem.solve(lambda: run(progress), engine="svi")
 
 
+@takes_options
 def fit_lbfgs(
     model,
     guide,
@@ -104,7 +110,7 @@ def fit_lbfgs(
 
     Args:
         model: A NumPyro function.
-        guide: A guide for it.
+        guide: A guide for it, or its class.
         args: Arguments of the model.
         key: Random key, for the starting values.
         max_steps: Iterations at most.
@@ -117,13 +123,14 @@ def fit_lbfgs(
         `converged`, and SciPy's `message`; with latent inputs also `elbo` and
         `elbo_standard_error`, of 1000 draws.
     """
+    guide = checks.guide(guide, model)
     checks.at_least("max_steps", max_steps, 1)
     _check_density(guide, "fit_lbfgs")
     problem = VariationalProblem(
-        model, guide, args, kwargs, key,
+        Call.create(model, args, kwargs, function="fit_lbfgs"), guide, key,
         optimizer=optax.identity(), loss=ELBO(), init=init,
     )  # fmt: skip
-    structure = problem.structure
+    structure = problem.program.structure
     if structure.plates or structure.noise:
         does = {
             "subsamples": sorted(structure.plates),
@@ -134,7 +141,7 @@ def fit_lbfgs(
             "`fit_lbfgs` needs a deterministic bound; the model "
             f"{' and '.join(found)}. Use `fit_svi`."
         )
-    if not problem.posterior({}, key, None).deterministic_objective():
+    if not problem.posterior({}, key).deterministic_objective():
         raise ValueError(
             "`fit_lbfgs` needs a deterministic guide; "
             f"{type(guide).__name__} draws hyperparameters or latent inputs. Pass "
@@ -146,7 +153,6 @@ def fit_lbfgs(
 
 
 def _check_density(guide, function: str) -> None:
-    checks.guide(guide)
     if not getattr(guide, "has_density", True):
         raise TypeError(
             f"`{function}` would never train the discriminator of "
@@ -156,7 +162,7 @@ def _check_density(guide, function: str) -> None:
 
 def _check_all_drawn(problem) -> None:
     guide = problem.svi.guide
-    if problem.posterior({}, problem.key, None).integrates():
+    if problem.posterior({}, problem.key).integrates():
         raise ValueError(
             "`temperature` above 1 needs a guide that draws all sites, such as "
             f"`gpx.guides.Flow(model)`; {type(guide).__name__} integrates over some."
@@ -164,32 +170,33 @@ def _check_all_drawn(problem) -> None:
 
 
 def _run_svi(problem, num_steps, temperature, tolerance, progress):
-    svi, structure = problem.svi, problem.batched_structure
-    dynamic, static = arrays_and_rest(problem.args, problem.batched)
+    svi, structure = problem.svi, problem.program.batched_structure
+    call = problem.program.batched
 
-    @jit_once
-    def initialise(key, dynamic, start):
-        args, kwargs = eqx.combine(dynamic, static)
+    def initialise(key, call, start):
         key_init, key_steps, key_draws = jr.split(key, 3)
-        state = svi.init(key_init, *args, init_params=start, **kwargs)
+        state = svi.init(key_init, *call.args, init_params=start, **call.kwargs)
         return state, key_steps, key_draws
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def block(carry, number, offset, key_steps, dynamic):
-        args, kwargs = eqx.combine(dynamic, static)
-
+    def block(carry, number, offset, key_steps, call):
         def step(i, carry):
             state, losses = carry
             batch = draw_batch(jr.fold_in(key_steps, offset + i), structure)
             warm = copy.copy(svi)
             warm.model = tempered(svi.model, temperature, (offset + i) / num_steps)
             with handlers.substitute(data=batch):
-                state, loss = warm.update(state, *args, **kwargs)
+                state, loss = warm.update(state, *call.args, **call.kwargs)
             return state, losses.at[i].set(loss)
 
         return jax.lax.fori_loop(0, number, step, carry)
 
-    state, key_steps, key_draws = initialise(problem.key, dynamic, problem.start)
+    state, key_steps, key_draws = once(initialise)(problem.key, call, problem.start)
+    fresh = jnp.zeros(BLOCK)
+    whole = jnp.asarray(0)
+    # Its own copy: the state's memory is given away at each block.
+    run_block = compiled(
+        block, (state, fresh), whole, whole, key_steps, call, donate=(0,)
+    )
     record = Record("loss")
     stop = _Stopper(tolerance)
 
@@ -197,7 +204,10 @@ def _run_svi(problem, num_steps, temperature, tolerance, progress):
         carry = (state, jnp.zeros(BLOCK))
         first = record.num_steps
         state, latest = record.block(
-            lambda first: block(carry, number, first, key_steps, dynamic), number
+            lambda first: run_block(
+                carry, jnp.asarray(number), jnp.asarray(first), key_steps, call
+            ),
+            number,
         )
         mean = float(latest.mean())
         # While the model cools down, its loss changes whatever the guide does.
@@ -205,7 +215,7 @@ def _run_svi(problem, num_steps, temperature, tolerance, progress):
         return state, None if cold and stop(mean) else f"loss {mean:.5g}"
 
     state = run_blocks(step_block, state, num_steps, progress=progress, label="svi")
-    params = jit_once(svi.get_params)(state)
+    params = once(svi.get_params)(state)
     info = {
         "num_steps": record.num_steps,
         "seconds_per_step": record.seconds_per_step,
@@ -220,30 +230,26 @@ def _run_lbfgs(problem, max_steps, progress):
 
     svi = problem.svi
     key, key_draws = jr.split(problem.key)
-    dynamic, static = arrays_and_rest(problem.args, problem.kwargs)
+    call = problem.program.call
 
-    @jit_once
-    def initialise(dynamic, start):
-        args, kwargs = eqx.combine(dynamic, static)
-        state = svi.init(key, *args, init_params=start, **kwargs)
+    def initialise(key, call, start):
+        state = svi.init(key, *call.args, init_params=start, **call.kwargs)
         return svi.optim.get_params(state.optim_state)
 
-    flat, unravel = ravel_pytree(initialise(dynamic, problem.start))
+    flat, unravel = ravel_pytree(once(initialise)(key, call, problem.start))
 
-    @jax.jit
-    def value_and_grad(flat, dynamic):
-        args, kwargs = eqx.combine(dynamic, static)
-
+    def value_and_grad(flat, key, call):
         def loss(flat):
             params = svi.constrain_fn(unravel(flat))
-            return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+            return -svi.loss.mean(key, params, svi.guide, call)
 
         return jax.value_and_grad(loss)(flat)
 
+    evaluate = compiled(value_and_grad, flat, key, call)
     losses: list[float] = []
 
     def objective(x):
-        value, grad = value_and_grad(jnp.asarray(x, flat.dtype), dynamic)
+        value, grad = evaluate(jnp.asarray(x, flat.dtype), key, call)
         value, grad = float(value), np.asarray(grad, np.float64)
         finite = np.isfinite(value) and np.all(np.isfinite(grad))
         if not losses and not finite:
@@ -267,7 +273,8 @@ def _run_lbfgs(problem, max_steps, progress):
     found = run_blocks(
         solve, None, max_steps, block=max_steps, progress=progress, label="lbfgs"
     )
-    params = jit_once(lambda flat: svi.constrain_fn(unravel(flat)))(found.x)
+    best = jnp.asarray(found.x, flat.dtype)
+    params = once(lambda flat: svi.constrain_fn(unravel(flat)))(best)
     info = {
         "num_steps": int(found.nit),
         "converged": bool(found.success),

@@ -33,7 +33,7 @@ from numpyro_gpx.likelihoods.labels import (
     classes_beside,
     pick,
 )
-from numpyro_gpx.linalg import positive
+from numpyro_gpx.numerics.factor import positive
 
 
 class Categorical(ClassLabels):

@@ -12,8 +12,8 @@ from numpyro.distributions import constraints
 
 from numpyro_gpx.fields import positive
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
-from numpyro_gpx.linalg import positive as clamp
 from numpyro_gpx.links import log_normal_cdf
+from numpyro_gpx.numerics.factor import positive as clamp
 
 
 class Laplace(Likelihood):

@@ -5,6 +5,7 @@ from numpyro_gpx.links.errors import (
     lipschitz_error,
     pieces_for_error,
 )
+from numpyro_gpx.links.learnt import learnt_link, random_link
 from numpyro_gpx.links.named import get_link
 from numpyro_gpx.links.normal import (
     interval_probabilities,
@@ -39,10 +40,12 @@ __all__ = [
     "exp_error",
     "get_link",
     "interval_probabilities",
+    "learnt_link",
     "lipschitz_error",
     "log_interval",
     "log_normal_cdf",
     "pieces_for_error",
     "places",
+    "random_link",
     "step",
 ]

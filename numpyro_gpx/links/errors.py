@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from numpyro_gpx.linalg import positive
 from numpyro_gpx.links.named import get_link
 from numpyro_gpx.links.normal import interval_probabilities
 from numpyro_gpx.links.piecewise import PiecewiseConstant, even_edges, places
 from numpyro_gpx.links.smooth import Exp, Link
+from numpyro_gpx.numerics.factor import positive
 
 
 def lipschitz_error(

@@ -16,9 +16,8 @@ from numpyro_gpx.comparison import (
     scalar_entries,
     target_support,
 )
-from numpyro_gpx.distributions import ExpectedLikelihood
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.structure import abstract_trace
+from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.sites.observation import observation
 
 if TYPE_CHECKING:  # loaded on first use
     from matplotlib.axes import Axes
@@ -287,12 +286,12 @@ def _predictive_band(fit, args, site):
     support = target_support(fit, site)
     if not support.is_discrete or not _within_unit(support):
         return prediction.mean, _band(prediction), False
-    fn = abstract_trace(fit.model, fit.args, fit.kwargs)[fit.observed_site(site)]["fn"]
-    if not isinstance(fn, ExpectedLikelihood):
+    likelihood = observation(fit.program.trace[fit.observed_site(site)]).likelihood
+    if likelihood is None:
         return prediction.mean, None, True
-    f = _band(fit.predict(*args, site=site, latent=True))
+    f = _band(fit.predict(*args, site=site, of="latent"))
     # Quantiles pass through the link, which is monotone.
-    return prediction.mean, np.asarray(fn.likelihood.distribution(f).mean), True
+    return prediction.mean, np.asarray(likelihood.distribution(f).mean), True
 
 
 def _band(prediction):

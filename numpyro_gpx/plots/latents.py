@@ -8,9 +8,9 @@ import jax.random as jr
 import numpy as np
 
 from numpyro_gpx import checks
-from numpyro_gpx.fit import Fit
 from numpyro_gpx.plots.fits import styles
 from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.results.fit import Fit
 
 if TYPE_CHECKING:  # loaded on first use
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def latent_space(
     import matplotlib.pyplot as plt
     from matplotlib.collections import EllipseCollection
 
-    moments = fit.latents(site)
+    moments = fit.latent_inputs(site)
     first, second = dims = _dims(fit, moments.mean, dims)
     mean, sd = moments.mean[:, list(dims)], moments.sd[:, list(dims)]
     groups = _groups(labels, len(mean))
@@ -156,7 +156,7 @@ def manifold(
     import matplotlib.pyplot as plt
 
     name = _row_site(fit, site)
-    means = fit.latents(name).mean
+    means = fit.latent_inputs(name).mean
     dims = _dims(fit, means, dims)
     for number in num:
         checks.at_least("num", number, 1)
@@ -168,7 +168,7 @@ def manifold(
     H = np.zeros((num[0] * num[1], means.shape[1]))
     # From the top: the second dimension grows upwards, as in `latent_space`.
     H[:, dims[1]], H[:, dims[0]] = (x.ravel() for x in _pairs(up[::-1], across))
-    predicted = fit.predict(num_rows=len(H), given={name: H}, latent=True)
+    predicted = fit.predict(num_rows=len(H), given={name: H}, of="latent")
     predicted = predicted.rescaled(np.asarray(shift), scale)
     pixels = _images(predicted.mean, shape, "the fit's predictions")
     rows = pixels.reshape(num[1], num[0], *shape)
@@ -213,8 +213,9 @@ def reconstructions(
     Args:
         truth: Whole images `(N, P)`.
         observed: The same with NaN where pixels are missing.
-        prediction: What `gpx.project(...).reconstruct()` returned; with `latent=True`
-            draws and standard deviations are without the noise of single pixels.
+        prediction: What `gpx.latent_space.project(...).reconstruct()` returned; with
+            `of="latent"` draws and standard deviations are without the noise of single
+            pixels.
         shape: Height and width of an image.
         num: Number of images, the first of all.
         num_draws: Number of draws.
@@ -279,7 +280,8 @@ def _dims(fit, means, dims) -> tuple[int, int]:
     if means.ndim != 2 or means.shape[1] < 2:
         raise ValueError(
             "A plane needs a latent input with two or more dimensions, (N, Q); got "
-            f"shape {means.shape}. Draw `fit.latents().mean` over the rows instead."
+            f"shape {means.shape}. Draw `fit.latent_inputs().mean` over the rows "
+            "instead."
         )
     num_dims = means.shape[1]
     if dims is not None:

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from numpyro import handlers
 
-from numpyro_gpx.distributions import ExpectedLikelihood
-from numpyro_gpx.fit import Fit
-from numpyro_gpx.infer.target import trace_model
 from numpyro_gpx.links import Link, PiecewiseConstant, get_link
+from numpyro_gpx.program.compile import run
+from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.sites.observation import observation
 
 if TYPE_CHECKING:  # loaded on first use
     from matplotlib.axes import Axes
@@ -77,29 +77,24 @@ def _values(fit, site, num_draws):
     """Edges `(K - 1,)`, and values of the pieces under draws of the fit, `(S, K)`."""
     draws = {name: jax.numpy.asarray(x) for name, x in fit.draws(num_draws).items()}
 
-    @jax.jit
     def pieces(draws):
         def one(draw):
             with handlers.block():
-                trace = trace_model(
-                    fit.model, fit.args, fit.kwargs, {**fit.params, **draw}, fit.key
-                )
-            found = _link_of(site, trace[site]["fn"])
+                trace = fit.call.trace({**fit.params, **draw}, fit.key)
+            found = _link_of(site, observation(trace[site]))
             return found.edges, found.values
 
         return jax.lax.map(one, draws)
 
-    edges, values = pieces(draws)
+    edges, values = run(pieces, draws)
     return np.asarray(edges[0]), np.asarray(values)
 
 
-def _link_of(site, fn):
-    likelihood = fn.likelihood if isinstance(fn, ExpectedLikelihood) else fn
-    if isinstance(fn, ExpectedLikelihood) and isinstance(
-        likelihood.link, PiecewiseConstant
-    ):
+def _link_of(site, found):
+    likelihood = found.likelihood
+    if likelihood is not None and isinstance(likelihood.link, PiecewiseConstant):
         return likelihood.link
     raise ValueError(
         f"Site `{site}` must have a likelihood with a PiecewiseConstant link; got "
-        f"{type(likelihood).__name__}."
+        f"{type(likelihood).__name__ if likelihood else 'a plain site'}."
     )

@@ -31,7 +31,7 @@ def simulation(
     """Draw a fan chart: the mean with central bands of 50, 80 and 95 %.
 
     Args:
-        sim: What `gpx.simulate` returned, T steps.
+        sim: What `gpx.timeseries.simulate` returned, T steps.
         history: Observed values before the first step, `(H,)`, the most recent last.
         y: What came to pass, `(T,)`; NaN where it is not known.
         time: Times of history and steps, `(H + T,)`; by default the first step is 1.

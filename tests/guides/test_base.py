@@ -31,7 +31,7 @@ def model(X, y=None, *, batch_size=None):
         latent = f(X[i]) + X[i, 0] * w[0]
         gpx.observe(
             "y", latent, gpx.likelihoods.Gaussian(0.2 + rho),
-            obs=None if y is None else y[i],
+            obs=y, rows=i,
         )  # fmt: skip
 
 

@@ -34,11 +34,11 @@ def deep(X, y=None, *, batch_size=None):
         "f1", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z1), num_outputs=2
     )
     f2 = gpx.gp("f2", gpx.kernels.RBF(0.9, 1.3), inducing=gpx.inducing.Points(Z))
-    with numpyro.plate("data", N, subsample_size=batch_size) as i:
+    with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
         h = gpx.propagate("h", f1(X[i]))
         gpx.observe(
             "y", f2(h) + mix[0], gpx.likelihoods.Gaussian(scale),
-            obs=None if y is None else y[i],
+            obs=y, rows=i,
         )  # fmt: skip
 
 
@@ -47,8 +47,7 @@ def classifier(X, y=None, *, batch_size=None):
     kernel = gpx.kernels.RBF(variance, 0.9)
     f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z1))
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
-        obs = None if y is None else y[i]
-        gpx.observe("y", f(X[i]), gpx.likelihoods.Bernoulli(), obs=obs)
+        gpx.observe("y", f(X[i]), gpx.likelihoods.Bernoulli(), obs=y, rows=i)
 
 
 def shaken(guide, key, spread, *args):
@@ -293,7 +292,7 @@ def test_one_fit_does_all_that_fits_do(tmp_path):
     assert np.all(np.isfinite(fit.predict(X[:3], num_components=4).mean))
     assert np.isfinite(fit.elbo(10).value)
     fit.save(tmp_path / "fit.npz")
-    loaded = gpx.load_fit(tmp_path / "fit.npz", deep)
+    loaded = gpx.load(tmp_path / "fit.npz", deep)
     assert isinstance(loaded.posterior.guide, gpx.guides.Flow)
     assert loaded.posterior.guide.config == guide.config
     assert_allclose(loaded.draws(8)["f2"], draws["f2"], rtol=1e-12)
@@ -380,7 +379,7 @@ def test_words():
     with pytest.raises(ValueError, match="has no GP sites.*Pass `theta='joint'`"):
         gpx.guides.Flow(bumps, theta="point").setup()
     with pytest.raises(ValueError, match="`temperature` must be at least 1; got 0.5"):
-        gpx.fit_svi(deep, None, X, y, key=jr.key(0), temperature=0.5)
+        gpx.fit_svi(deep, gpx.guides.Flow, X, y, key=jr.key(0), temperature=0.5)
     gaussian = gpx.guides.WhitenedGaussian(deep)
     with pytest.raises(ValueError, match="WhitenedGaussian integrates over some"):
         gpx.fit_svi(deep, gaussian, X, y, key=jr.key(0), temperature=2.0)

@@ -16,10 +16,11 @@ from numpyro import handlers
 
 import numpyro_gpx as gpx
 from numpyro_gpx.guides.networks import Network
-from numpyro_gpx.infer import game, target
+from numpyro_gpx.infer import game
 from numpyro_gpx.infer.adversarial import judge
 from numpyro_gpx.infer.game import Moves, Rules, _moved, discriminator_loss
 from numpyro_gpx.infer.problem import VariationalProblem
+from numpyro_gpx.program import density
 
 RNG = np.random.default_rng(17)
 N = 20
@@ -34,7 +35,7 @@ def regression(X, y=None, *, batch_size=None):
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
         gpx.observe(
             "y", f(X[i]), gpx.likelihoods.Gaussian(NOISE),
-            obs=None if y is None else y[i],
+            obs=y, rows=i,
         )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def with_theta(X, y=None, *, batch_size=None):
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
         gpx.observe(
             "y", f(X[i]), gpx.likelihoods.Gaussian(NOISE),
-            obs=None if y is None else y[i],
+            obs=y, rows=i,
         )  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def deep(X, y=None, *, batch_size=None):
         h = gpx.propagate("h", f1(X[i]))
         gpx.observe(
             "y", f2(h), gpx.likelihoods.Gaussian(NOISE),
-            obs=None if y is None else y[i],
+            obs=y, rows=i,
         )  # fmt: skip
 
 
@@ -69,12 +70,12 @@ def plain(y=None):
         numpyro.sample("y", dist.Normal(b[0] + a * b[1], 0.8), obs=y)
 
 
-def quick(model, *args, guide=None, num_steps=3, seed=0, **options):
+def quick(model, *args, guide=None, num_rounds=3, seed=0, **options):
     if guide is None:
         guide = gpx.guides.Implicit(model, widths=(8,), discriminator_widths=(8,))
     options = {"num_draws": 64, "num_particles": 4, **options}
     return gpx.fit_implicit(
-        model, guide, *args, key=jr.key(seed), num_steps=num_steps, progress=False,
+        model, guide, *args, key=jr.key(seed), num_rounds=num_rounds, progress=False,
         **options,
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ def quick(model, *args, guide=None, num_steps=3, seed=0, **options):
 @pytest.fixture(scope="module")
 def fitted():
     """Compiled once; hyperparameters as points."""
-    return quick(with_theta, X, y, num_steps=7)
+    return quick(with_theta, X, y, num_rounds=7)
 
 
 def exact_posterior():
@@ -282,12 +283,13 @@ def test_hyperparameters_feel_the_prior_of_u_whatever_the_contrast():
 def moves_of(model, guide, *args, **rates):
     """The game before its first round."""
     problem = VariationalProblem(
-        model, guide, args, {}, jr.key(0), optimizer=optax.identity(),
+        Call(model, args), guide, jr.key(0), optimizer=optax.identity(),
         loss=gpx.infer.ELBO(4), init=None,
     )  # fmt: skip
     rates = {"discriminator": 5e-3, "generator": 1e-3, "theta": 1e-3, **rates}
     rules = Rules(100, 256, 5, rates, 1.0)
-    return Moves(problem.svi, problem.batched_structure, rules, problem.args, {})
+    program = problem.program
+    return Moves(problem.svi, program.batched_structure, rules, program.batched)
 
 
 def test_the_first_player_learns_the_ratio_of_two_gaussians():
@@ -380,7 +382,7 @@ def test_a_gaussian_posterior_is_found_and_the_estimate_is_near_the_evidence():
     mean, cov, bound = exact_posterior()
     guide = gpx.guides.Implicit(regression)
     fit = quick(
-        regression, X, y, guide=guide, num_steps=4000, seed=1, num_draws=None,
+        regression, X, y, guide=guide, num_rounds=4000, seed=1, num_draws=None,
         num_particles=16,
     )  # fmt: skip
     draws = fit.draws(40000)["f"]
@@ -464,7 +466,7 @@ def test_both_losses_are_recorded_and_the_bound_is_called_an_estimate(fitted):
 
 @pytest.mark.slow
 def test_the_same_key_gives_the_same_fit_and_another_does_not(fitted):
-    again, other = (quick(with_theta, X, y, num_steps=7, seed=s) for s in (0, 6))
+    again, other = (quick(with_theta, X, y, num_rounds=7, seed=s) for s in (0, 6))
     for name, x in fitted.params.items():
         assert_array_equal(x, again.params[name])
     assert np.any(fitted.draws(10)["f"] != other.draws(10)["f"])
@@ -481,7 +483,7 @@ def test_fits_predict_draw_functions_and_go_to_arviz(fitted):
 def loaded(fitted, tmp_path_factory):
     path = tmp_path_factory.mktemp("implicit") / "fit"
     fitted.save(path)
-    return gpx.load_fit(path, with_theta)
+    return gpx.load(path, with_theta)
 
 
 @pytest.mark.parametrize("which", ["fitted", "loaded"])
@@ -508,7 +510,7 @@ def test_a_gaussian_fit_gives_the_start():
         with_theta, gpx.guides.WhitenedGaussian(with_theta), X, y,
         key=jr.key(0), num_steps=30, progress=False,
     )  # fmt: skip
-    tiny = dict(generator_rate=1e-12, theta_rate=1e-12, num_steps=1)
+    tiny = dict(generator_rate=1e-12, theta_rate=1e-12, num_rounds=1)
     fit = quick(with_theta, X, y, init=gaussian, **tiny)
     for name in ("f_auto_loc", "f_auto_scale_tril", "theta_auto_loc"):
         assert_allclose(fit.params[name], gaussian.params[name], atol=1e-9)
@@ -543,13 +545,13 @@ def test_the_model_cools_down_and_each_round_has_its_own_rows(monkeypatch):
         return model
 
     def draw_batch(key, structure):
-        found = target.draw_batch(key, structure)
+        found = density.draw_batch(key, structure)
         jax.debug.callback(lambda x: batches.append(tuple(x.tolist())), found["data"])
         return found
 
     monkeypatch.setattr(game, "tempered", tempered)
     monkeypatch.setattr(game, "draw_batch", draw_batch)
-    quick(with_theta, X, y, num_steps=4, temperature=16.0, batch_size=5)
+    quick(with_theta, X, y, num_rounds=4, temperature=16.0, batch_size=5)
     jax.effects_barrier()
     assert {0.0, 0.25, 0.5, 0.75} <= set(shares)
     assert len(set(batches)) > 50  # of 104 rounds
@@ -604,7 +606,7 @@ def test_temperature_flattens_the_target_at_the_start():
         guide = gpx.guides.Implicit(two, theta="joint")
         # One step: the sign of Adam's first step on the scale is that of the gradient.
         fit = quick(
-            two, jnp.asarray(0.7), guide=guide, num_steps=1, temperature=temperature,
+            two, jnp.asarray(0.7), guide=guide, num_rounds=1, temperature=temperature,
             num_particles=500,
         )  # fmt: skip
         return fit.params["theta_auto_scale_tril"][0, 0]
@@ -646,7 +648,7 @@ def test_a_fit_without_discriminator_steps_to_speak_of_warns():
     guide = gpx.guides.Implicit(regression, contrast="prior")
     with pytest.warns(UserWarning, match="discriminator has collapsed"):
         quick(
-            regression, X, y, guide=guide, num_steps=300, discriminator_rate=1e-12,
+            regression, X, y, guide=guide, num_rounds=300, discriminator_rate=1e-12,
             generator_rate=2e-2, num_draws=8, discriminator_steps=1,
         )  # fmt: skip
 

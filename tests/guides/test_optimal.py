@@ -17,7 +17,8 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
-from numpyro_gpx.conditionals import collapsed_bound
+from numpyro_gpx.processes.collapse import collapsed_bound
+from numpyro_gpx.sites.marks import Held, find
 
 RNG = np.random.default_rng(41)
 N, M = 7, 3
@@ -156,11 +157,12 @@ def test_scaling_the_whole_model_leaves_the_belief_as_it_was():
     model = handlers.scale(model_with(), scale=0.6)
     guide = gpx.guides.OptimalGaussian(model)
     args = jnp.asarray(X), jnp.asarray(y)
-    belief = jax.jit(
-        lambda: handlers.trace(handlers.seed(guide, 0)).get_trace(*args)["f"]["infer"][
-            "belief"
-        ]
-    )()
+
+    def believed():
+        trace = handlers.trace(handlers.seed(guide, 0)).get_trace(*args)
+        return find(trace["f"], Held).belief
+
+    belief = jax.jit(believed)()
     # Likelihood and KL are scaled alike, so q* is that of the model without `scale`.
     L = np.linalg.cholesky(k(Z, Z) + 1.7e-8 * np.eye(M))
     A = np.linalg.solve(L, k(Z, X))
@@ -179,7 +181,7 @@ def test_free_guide_has_no_slope_at_the_optimal_belief():
     @jax.jit
     def evaluate():
         trace = handlers.trace(handlers.seed(optimal, 0)).get_trace(*args)
-        belief = trace["f"]["infer"]["belief"]
+        belief = find(trace["f"], Held).belief
 
         def bound(loc, scale_tril):
             params = {"f_auto_loc": loc, "f_auto_scale_tril": jnp.tril(scale_tril)}
@@ -288,4 +290,4 @@ def test_other_likelihoods_and_transformed_functions_are_refused():
         f = gpx.gp("f", KERNEL, inducing=POINTS)
         numpyro.sample("y", dist.Normal(f(X).mean, 0.4), obs=y)
 
-    refuse("at site `y`; got Normal", plain, jnp.asarray(X), jnp.asarray(y))
+    refuse("at site `y`; got a plain Normal", plain, jnp.asarray(X), jnp.asarray(y))

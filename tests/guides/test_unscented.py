@@ -11,6 +11,7 @@ import pytest
 from numpyro.infer import SVI
 
 import numpyro_gpx as gpx
+from numpyro_gpx.beliefs import GaussianBelief
 from numpyro_gpx.cubature import (
     Analytic,
     GaussHermite,
@@ -25,6 +26,10 @@ from numpyro_gpx.guides import (
     WhitenedGaussian,
 )
 from numpyro_gpx.infer import ELBO, ImportanceWeighted
+from numpyro_gpx.processes.conditional import conditional
+from numpyro_gpx.processes.prior import SparsePrior
+from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.sites.marks import Held, find
 
 NOISE = 1.0
 PLACES = jnp.array([[0.2, 0.1], [0.8, -0.4], [0.5, 1.0], [0.1, -1.2]])
@@ -36,8 +41,8 @@ def toy(num_latents=1, num_outputs=2, **options):
     Z = np.random.default_rng(3).normal(size=(4, num_latents))
     options.setdefault("kernel", KERNEL)
     return gpx.models.gplvm(
-        Z, num_outputs=num_outputs, likelihood=gpx.likelihoods.Gaussian(NOISE),
-        learn_inducing=False, **options,
+        gpx.inducing.Points(Z), num_outputs=num_outputs,
+        likelihood=gpx.likelihoods.Gaussian(NOISE), **options,
     )  # fmt: skip
 
 
@@ -156,8 +161,8 @@ def test_the_collapsed_bound_is_the_uncollapsed_one_at_its_belief(rule):
         key = jr.split(jr.key(0))[0]
         traced = numpyro.handlers.substitute(numpyro.handlers.seed(guide, key), params)
         trace = numpyro.handlers.trace(traced).get_trace(y)
-        belief = trace["f"]["infer"]["belief"]
-        points = trace["h"]["infer"]["latent"]
+        belief = find(trace["f"], Held).belief
+        points = find(trace["h"], LatentInput)
         # The same q(v), and the same points, without the shortcut.
         plain = UnscentedLatent(WhitenedGaussian(guide.model), rule=_Fixed(points))
         if isinstance(rule, Analytic):
@@ -214,7 +219,8 @@ def test_the_optimal_belief_is_a_stationary_point(missing):
     def slope(latent):
         seeded = numpyro.handlers.seed(guide, jr.key(0))
         traced = numpyro.handlers.substitute(seeded, latent)
-        belief = numpyro.handlers.trace(traced).get_trace(y)["f"]["infer"]["belief"]
+        site = numpyro.handlers.trace(traced).get_trace(y)["f"]
+        belief = find(site, Held).belief
         factor = jnp.broadcast_to(belief.scale_tril, (3, 4, 4))
 
         def bound(mean):
@@ -394,7 +400,7 @@ def test_amortised_beliefs_start_at_the_principal_components(covariance):
     svi = SVI(model, guide, optax.adam(0.1), ELBO())
     params = svi.get_params(jax.jit(svi.init)(jr.key(0), y))
     start = guide.row_beliefs(params, y)["h"]
-    np.testing.assert_allclose(start.mean, gpx.starting.pca(y, 2), atol=1e-12)
+    np.testing.assert_allclose(start.mean, gpx.latent_space.pca(y, 2), atol=1e-12)
     np.testing.assert_allclose(start.var, 0.1, rtol=1e-9)
     moved = {**params, "h_auto_encoder": params["h_auto_encoder"] + 0.1}
     belief = guide.row_beliefs(moved, y)["h"]
@@ -452,13 +458,9 @@ def test_several_sites_and_bounded_supports():
     weights /= weights.sum()
     z, number = 0.4 + 0.7 * a, -0.3 + 0.5 * b
     angle = 1.0 / (1.0 + np.exp(-z))
-    prior = gpx.conditionals.SparsePrior.create(
-        (KERNEL,), gpx.inducing.Points(PLACES), gpx.means.Zero()
-    )
-    belief = gpx.beliefs.GaussianBelief(
-        params["f_auto_loc"], params["f_auto_scale_tril"]
-    )
-    at = gpx.conditionals.conditional(prior, jnp.c_[angle, number], belief)
+    prior = SparsePrior.create((KERNEL,), gpx.inducing.Points(PLACES), gpx.means.Zero())
+    belief = GaussianBelief(params["f_auto_loc"], params["f_auto_scale_tril"])
+    at = conditional(prior, jnp.c_[angle, number], belief)
     ell = gpx.likelihoods.Gaussian(NOISE).expected_log_prob(y, at.mean, at.var).sum(-1)
     log_prior = -0.5 * ((number - 0.5) / 2.0) ** 2 - np.log(2.0 * np.sqrt(2.0 * np.pi))
     log_jacobian = np.log(angle) + np.log1p(-angle)  # from the real line to (0, 1)
@@ -502,8 +504,9 @@ def test_words():
         analytic = UnscentedLatent(OptimalGaussian(matern), rule=Analytic())
         value(ELBO(), analytic, {}, data())
     count = gpx.models.gplvm(
-        jnp.zeros((1, 1)), num_outputs=2, likelihood=gpx.likelihoods.Poisson()
-    )
+        gpx.inducing.Points(jnp.zeros((1, 1))), num_outputs=2,
+        likelihood=gpx.likelihoods.Poisson(),
+    )  # fmt: skip
     with pytest.raises(ValueError, match="suffice for a Gaussian likelihood"):
         analytic = UnscentedLatent(WhitenedGaussian(count), rule=Analytic())
         value(ELBO(), analytic, {}, jnp.ones((3, 2)))

@@ -10,7 +10,9 @@ from numpyro.distributions import constraints
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer.sampling import _params
-from numpyro_gpx.infer.structure import inspect_model
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.program.structure import structure_of
 
 SETTINGS = dict(num_warmup=20, num_samples=60, num_chains=2, progress=False)
 
@@ -28,8 +30,7 @@ def model(X, y=None, *, batch_size=None):
     Z = np.linspace(-2.0, 2.0, 6)[:, None]
     f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
-        obs = None if y is None else y[i]
-        gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(noise), obs=obs)
+        gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(noise), obs=y, rows=i)
 
 
 def weakly_seen(X, y=None, *, batch_size=None):
@@ -37,8 +38,7 @@ def weakly_seen(X, y=None, *, batch_size=None):
     Z = np.linspace(-2.0, 2.0, 6)[:, None]
     f = gpx.gp("f", gpx.kernels.RBF(variance, 0.8), inducing=gpx.inducing.Points(Z))
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
-        obs = None if y is None else y[i]
-        gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(0.3), obs=obs)
+        gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(0.3), obs=y, rows=i)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_the_point_is_a_maximum_on_the_support_with_its_prior(batch_size, tolera
     X, y = data(6)
     guide = gpx.guides.OptimalGaussian(weakly_seen)
     best = gpx.fit_lbfgs(weakly_seen, guide, X, y, key=jr.key(0), progress=False)
-    em = gpx.infer.MonteCarloEM(num_rounds=4000, learning_rate=0.01, num_steps=10)
+    em = gpx.infer.MonteCarloEM(
+        num_rounds=4000, learning_rate=0.01, num_integration_steps=10
+    )
     fit = gpx.fit_sghmc(
         weakly_seen, X, y, key=jr.key(1), em=em, batch_size=batch_size, **SETTINGS
     )
@@ -72,7 +74,9 @@ def test_the_fixed_point_is_the_maximum_of_the_collapsed_bound():
     X, y = data()
     guide = gpx.guides.OptimalGaussian(model)
     best = gpx.fit_lbfgs(model, guide, X, y, key=jr.key(0), progress=False)
-    em = gpx.infer.MonteCarloEM(num_rounds=6000, learning_rate=0.005, num_steps=10)
+    em = gpx.infer.MonteCarloEM(
+        num_rounds=6000, learning_rate=0.005, num_integration_steps=10
+    )
     fit = gpx.fit_sghmc(model, X, y, key=jr.key(1), em=em, **SETTINGS)
     assert_allclose(fit.params["noise"], best.params["noise"], rtol=0.06)
     lengthscale = fit.draws()["lengthscale"]
@@ -110,9 +114,12 @@ def test_the_point_starts_at_another_fit():
 
 def test_what_is_given_as_params_goes_before_what_another_fit_has():
     X, y = data()
-    structure = inspect_model(model, (X, y), {})
+    structure = structure_of(Call(model, (X, y)))
     fit = gpx.Fit(
-        model, (X, y), {}, None, engine="svi", params={"noise": 0.4, "f_auto_loc": 0.0}
+        Program.unchecked(Call(model, (X, y))),
+        None,
+        engine="svi",
+        params={"noise": 0.4, "f_auto_loc": 0.0},
     )
     assert _params(None, fit, structure) == {"noise": 0.4}
     assert _params({"noise": 0.7}, fit, structure) == {"noise": 0.7}
@@ -121,9 +128,10 @@ def test_what_is_given_as_params_goes_before_what_another_fit_has():
 
 def test_what_cannot_be_moved_is_named():
     X, y = data()
+    Z = X[:4]
 
     def fixed(X, y=None):
-        f = gpx.gp("f", gpx.kernels.RBF(1.0, 1.0), inducing=gpx.inducing.Points(X[:4]))
+        f = gpx.gp("f", gpx.kernels.RBF(1.0, 1.0), inducing=gpx.inducing.Points(Z))
         with numpyro.plate("data", X.shape[0]):
             gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.3), obs=y)
 

@@ -12,9 +12,10 @@ from numpyro.diagnostics import effective_sample_size
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer import Blackjax
-from numpyro_gpx.infer.noise import noise_sets
-from numpyro_gpx.infer.structure import inspect_model
-from numpyro_gpx.infer.target import Target
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target
+from numpyro_gpx.program.noise import noise_sets
+from numpyro_gpx.program.structure import structure_of
 
 NOISE = 0.35
 
@@ -31,7 +32,7 @@ def full_gp():
         f = gpx.gp("f", kernel, inducing=gpx.inducing.Data(train))
         with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
             likelihood = gpx.likelihoods.Gaussian(NOISE)
-            gpx.observe("y", f(X[i]), likelihood, obs=None if y is None else y[i])
+            gpx.observe("y", f(X[i]), likelihood, obs=y, rows=i)
 
     train = X.copy()
     K = np.asarray(kernel(X))
@@ -105,7 +106,7 @@ def test_blackjax_samplers_find_the_closed_form_posterior(full_gp, name):
     parameters = {"hmc": {"num_integration_steps": 10}}.get(name)
     kernel = Blackjax(
         model, getattr(blackjax, name), parameters=parameters,
-        num_steps=10 if name == "elliptical_slice" else 1,
+        thinning=10 if name == "elliptical_slice" else 1,
     )  # fmt: skip
     fit = gpx.fit_mcmc(
         kernel, X, y, key=jr.key(4), num_warmup=300, num_samples=1500, num_chains=1,
@@ -121,7 +122,7 @@ def test_blackjax_takes_minibatches_for_gradient_estimators(full_gp):
 
     model, X, y, mean, var = full_gp
     kernel = Blackjax(
-        model, blackjax.sgld, parameters={"step_size": 3e-3}, num_steps=100
+        model, blackjax.sgld, parameters={"step_size": 3e-3}, thinning=100
     )
     fit = gpx.fit_mcmc(
         kernel, X, y, key=jr.key(4), batch_size=6, num_warmup=50, num_samples=500,
@@ -171,10 +172,10 @@ def test_fixed_noise_sets_average_the_likelihood_and_not_its_exponential():
     """Target A at several `v` against Gauss-Hermite over the noise of each row."""
     X = jnp.array([[-0.5], [0.9], [1.6]])
     y = jnp.array([0.5, 1.1, 0.2])
-    structure = inspect_model(noisy_model, (X, y), {})
+    structure = structure_of(Call(noisy_model, (X, y)))
     assert set(structure.noise) == {"h/noise"}
     noise = noise_sets(jr.key(0), structure, 4096)
-    target = Target(noisy_model, (X, y), {}, noise=noise)
+    target = Target(Call(noisy_model, (X, y)), noise=noise)
     log_density = jax.jit(target.log_density)
     k = lambda a, b: 0.8 * np.exp(-0.5 * (a - b) ** 2 / 1.7**2)  # noqa: E731
     a = k(0.3, np.asarray(X)[:, 0]) / np.sqrt(0.8 * (1 + 1e-8))
@@ -251,9 +252,7 @@ def test_parameters_come_from_a_variational_fit(full_gp):
         learnt_points, X, y, key=jr.key(0), params=svi, num_warmup=100,
         num_samples=500, num_chains=1, progress=False,
     )  # fmt: skip
-    assert_allclose(
-        fit.predict(X, latent=True).mean, svi.predict(X, latent=True).mean, atol=0.1
-    )
+    assert_allclose(fit.predict(X, of="f").mean, svi.predict(X, of="f").mean, atol=0.1)
 
 
 def test_parameters_are_given_to_the_kernel_that_uses_them(full_gp):

@@ -72,7 +72,7 @@ def regression():
         f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
         with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
             likelihood = gpx.likelihoods.Gaussian(0.45)
-            gpx.observe("y", f(X[i]), likelihood, obs=None if y is None else y[i])
+            gpx.observe("y", f(X[i]), likelihood, obs=y, rows=i)
 
     K = np.asarray(kernel(Z)) + 1.4e-8 * np.eye(4)
     A = np.linalg.solve(np.linalg.cholesky(K), np.asarray(kernel(Z, X)))
@@ -117,7 +117,7 @@ def test_rows_of_local_sites_get_their_own_posterior():
             h = numpyro.sample("h", dist.Normal(0.0, 1.5))
             numpyro.sample("y", dist.Normal(h, 0.8), obs=y[i])
 
-    kernel = SGHMC(model, num_steps=40)
+    kernel = SGHMC(model, num_integration_steps=40)
     draws = np.asarray(run(kernel, jnp.asarray(y), batch_size=3).get_samples()["h"])
     var = 1.0 / (1.0 / 1.5**2 + 1.0 / 0.8**2)
     assert draws.shape == (2000, 8)
@@ -131,7 +131,7 @@ def test_adaptation_is_frozen_after_warm_up():
     def model():
         numpyro.sample("x", dist.Normal(0.0, 3.0))
 
-    kernel = SGHMC(model, num_steps=1)
+    kernel = SGHMC(model, num_integration_steps=1)
     state = kernel.init(jr.key(0), 20, None, (), {})
     step = jax.jit(lambda s: kernel.sample(s, (), {}))
     masses = []
@@ -161,7 +161,10 @@ def test_vectorised_chains_run():
     [
         ({"step_size": 0.0}, "`step_size` must be positive; got 0.0"),
         ({"friction": -1.0}, "`friction` must be positive; got -1.0"),
-        ({"num_steps": 0}, "`num_steps` must be at least 1; got 0"),
+        (
+            {"num_integration_steps": 0},
+            "`num_integration_steps` must be a whole number",
+        ),
     ],
 )
 def test_bad_settings_are_named(options, words):

@@ -12,10 +12,10 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.elbo import run_traced
-from numpyro_gpx.infer.structure import inspect_model
-from numpyro_gpx.infer.target import Target
-from numpyro_gpx.replicates import sharing_functions
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target
+from numpyro_gpx.program.structure import structure_of
+from numpyro_gpx.sites.effects import shared_replicates
 
 
 def data(num_rows=12, num_columns=2, seed=0):
@@ -32,7 +32,7 @@ def rbf(variance=1.3, lengthscale=0.9):
 def test_one_layer_is_the_sparse_gp():
     X, y = data()
     Z, noise = X[:4], gpx.likelihoods.Gaussian(0.3)
-    deep = gpx.models.deep_gp(Z, kernel=rbf(), likelihood=noise, learn_inducing=False)
+    deep = gpx.models.deep_gp(gpx.inducing.Points(Z), kernel=rbf(), likelihood=noise)
     svgp = gpx.models.svgp(gpx.inducing.Points(Z), kernel=rbf(), likelihood=noise)
     rng = np.random.default_rng(1)
     loc, factor = rng.normal(size=4), np.tril(rng.normal(size=(4, 4)))
@@ -52,12 +52,17 @@ def test_deterministic_inner_layers_compose():
     Z = np.random.default_rng(5).normal(size=(4, 2))
     noise = gpx.likelihoods.Gaussian(0.3)
     deep = gpx.models.deep_gp(
-        [X, Z], widths=(2,), kernel=rbf(), likelihood=noise, learn_inducing=False
+        [gpx.inducing.Points(X), gpx.inducing.Points(Z)],
+        widths=(2,),
+        kernel=rbf(),
+        likelihood=noise,
     )
     rng = np.random.default_rng(2)
     v1, v2 = jnp.asarray(rng.normal(size=(2, 6))), jnp.asarray(rng.normal(size=4))
     with gpx.jitter(1e-14):
-        found = Target(deep, (X, y)).log_density({"f1": v1, "f2": v2}, key=jr.key(3))
+        found = Target(Call(deep, (X, y))).log_density(
+            {"f1": v1, "f2": v2}, key=jr.key(3)
+        )
     # From the definition: u1 = Z + L v at the rows, then the sparse conditional.
     inner = X + (np.linalg.cholesky(np.asarray(rbf()(X))) @ np.asarray(v1).T)
     Kuu, Kuf = np.asarray(rbf()(Z)), np.asarray(rbf()(Z, inner))
@@ -67,7 +72,7 @@ def test_deterministic_inner_layers_compose():
     prior = scipy.stats.norm.logpdf(np.concatenate([v1.ravel(), v2])).sum()
     assert_allclose(found, prior + ell.sum(), rtol=1e-6)
     # Batches of one row, each with its own target: on average, all rows.
-    batches = Target(deep, (X, y), {"batch_size": 1})
+    batches = Target(Call(deep, (X, y), {"batch_size": 1}))
     with gpx.jitter(1e-14):
         each = jax.jit(jax.vmap(
             lambda i: batches.log_density(
@@ -79,8 +84,9 @@ def test_deterministic_inner_layers_compose():
 
 def two_layers(Zs, num_latents):
     return gpx.models.deep_gp(
-        Zs, widths=(1,), kernel=[rbf(), rbf(0.8, 1.2)], num_latents=num_latents,
-        likelihood=gpx.likelihoods.Gaussian(0.4), learn_inducing=False,
+        [gpx.inducing.Points(Z) for Z in Zs], widths=(1,),
+        kernel=[rbf(), rbf(0.8, 1.2)], num_latents=num_latents,
+        likelihood=gpx.likelihoods.Gaussian(0.4),
     )  # fmt: skip
 
 
@@ -289,13 +295,13 @@ def test_rows_of_an_inner_layer_are_drawn_jointly_on_request():
 
     def layer(full_cov):
         model = gpx.models.deep_gp(
-            Zs, widths=(1,), kernel=rbf(), learn_inducing=False, full_cov=full_cov,
-            likelihood=gpx.likelihoods.Gaussian(0.4),
+            [gpx.inducing.Points(Z) for Z in Zs], widths=(1,), kernel=rbf(),
+            full_cov=full_cov, likelihood=gpx.likelihoods.Gaussian(0.4),
         )  # fmt: skip
         known = {"f1": jnp.zeros((1, 2)), "f2": jnp.zeros(2)}
 
         def draw(key):
-            return run_traced(model, key, known, (X,), {})["layer1"]["value"][:, 0]
+            return Call(model, (X,)).trace(known, key)["layer1"]["value"][:, 0]
 
         return np.asarray(jax.jit(jax.vmap(draw))(jr.split(jr.key(3), 20000)))
 
@@ -309,8 +315,8 @@ def test_rows_of_an_inner_layer_are_drawn_jointly_on_request():
 def test_three_layers_with_a_latent_input_in_the_middle_have_true_gradients():
     X, y = data(6)
     model = gpx.models.deep_gp(
-        X[:3], widths=(2, 1), kernel=rbf(), num_latents=(0, 1, 0),
-        likelihood=gpx.likelihoods.Gaussian(0.4),
+        gpx.inducing.Points(X[:3], learn=True), widths=(2, 1), kernel=rbf(),
+        num_latents=(0, 1, 0), likelihood=gpx.likelihoods.Gaussian(0.4),
     )  # fmt: skip
     guide = gpx.guides.UnscentedLatent(gpx.guides.WhitenedGaussian(model))
     guide.setup(X, y)
@@ -322,7 +328,7 @@ def test_three_layers_with_a_latent_input_in_the_middle_have_true_gradients():
         return svi.get_params(svi.init(key, X, y))
 
     params = start(jr.key(0))
-    assert params["Z2"].shape == (3, 3) and params["Z3"].shape == (3, 1)
+    assert params["f2/Z"].shape == (3, 3) and params["f3/Z"].shape == (3, 1)
     along = {
         n: jnp.tril(jr.normal(jr.fold_in(jr.key(1), i), x.shape))
         if n.endswith("scale_tril")
@@ -356,8 +362,8 @@ def test_replicates_share_one_function():
 
     def draw(key):
         def one(x):
-            with sharing_functions("replicates"):
-                trace = run_traced(layer, key, {"f": belief_mean}, (x,), {})
+            with shared_replicates(axis="replicates"):
+                trace = Call(layer, (x,)).trace({"f": belief_mean}, key)
             return trace["layer"]["value"]
 
         return jax.vmap(one, axis_name="replicates")(X)
@@ -378,8 +384,8 @@ def test_replicates_share_one_function():
 
 def test_inner_layers_start_nearly_deterministic():
     X, y = data()
-    model = gpx.models.deep_gp(X[:4], widths=(2,))
-    sites = inspect_model(model, (X, y), {}).latents
+    model = gpx.models.deep_gp(gpx.inducing.Points(X[:4]), widths=(2,))
+    sites = structure_of(Call(model, (X, y))).latents
     assert sites["f1"].inner and not sites["f2"].inner
     fit = gpx.fit_svi(
         model, gpx.guides.WhitenedGaussian(model), X, y, key=jr.key(0), num_steps=1,
@@ -422,13 +428,14 @@ def test_images_pass_through_learnt_convolutions():
     rng = np.random.default_rng(0)
     X, y = rng.uniform(size=(8, 36)), rng.integers(0, 3, 8)
     model = gpx.models.deep_gp(
-        X[:4], widths=(18,), num_outputs=3, likelihood=gpx.likelihoods.RobustMax(3),
+        gpx.inducing.Points(X[:4], learn=True), widths=(18,), num_outputs=3,
+        likelihood=gpx.likelihoods.RobustMax(3),
         mean=[
             gpx.models.priors.convolution((1, 6, 6), num_channels=2, stride=2),
             gpx.means.Zero(),
         ],
     )  # fmt: skip
-    assert "f1/weights" in inspect_model(model, (X, y), {}).params
+    assert "f1/weights" in structure_of(Call(model, (X, y))).params
     guide = gpx.guides.WhitenedGaussian(model)
     fit = gpx.fit_svi(
         model, guide, X, y, key=jr.key(0), num_steps=3, batch_size=4, progress=False
@@ -447,21 +454,55 @@ def test_images_pass_through_learnt_convolutions():
 )
 def test_arguments_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        gpx.models.deep_gp(data()[0][:4], **arguments)
+        gpx.models.deep_gp(gpx.inducing.Points(data()[0][:4]), **arguments)
 
 
 def test_a_number_in_the_place_of_widths_is_named():
     with pytest.raises(TypeError, match=r"`widths` must be a sequence, `\(2,\)`"):
-        gpx.models.deep_gp(data()[0][:4], widths=2)
+        gpx.models.deep_gp(gpx.inducing.Points(data()[0][:4]), widths=2)
+
+
+def test_an_array_in_the_place_of_inducing_points_is_named():
+    Z = data()[0][:4]
+    words = r"`inducing` must be a Points, .*gpx.inducing.Points\(Z, learn=True\); got"
+    for inducing in (Z, [gpx.inducing.Points(Z), Z]):
+        with pytest.raises(TypeError, match=words):
+            gpx.models.deep_gp(inducing, widths=(2,))
+    with pytest.raises(ValueError, match="`inducing` must be .* each of the 3 layers"):
+        gpx.models.deep_gp([gpx.inducing.Points(Z)] * 2, widths=(2, 2))
+
+
+def test_later_layers_learn_their_inputs_if_the_first_does():
+    X, y = data()
+
+    def params(inducing):
+        model = gpx.models.deep_gp(inducing, widths=(2, 2))
+        return set(structure_of(Call(model, (X, y))).params)
+
+    fixed, learnt = (gpx.inducing.Points(X[:4], learn=learn) for learn in (False, True))
+    assert params(fixed) == set()
+    assert params(learnt) == {"f1/Z", "f2/Z", "f3/Z"}
+    assert params([fixed, learnt, fixed]) == {"f2/Z"}
+
+
+def test_points_that_a_mean_function_takes_to_one_place_stand_there_once():
+    Z = np.array([[0.1, 2.0], [0.1, -2.0], [0.7, 1.0]])
+    model = gpx.models.deep_gp(
+        gpx.inducing.Points(Z, learn=True), widths=(1,),
+        mean=(gpx.means.Projection(jnp.array([[1.0], [0.0]])), gpx.means.Zero()),
+    )  # fmt: skip
+    X, y = data()
+    with numpyro.handlers.seed(rng_seed=0):
+        trace = numpyro.handlers.trace(model).get_trace(X, y)
+    assert_allclose(trace["f2/Z"]["value"], [[0.1], [0.7]])
 
 
 def test_inputs_that_do_not_fit_are_named():
     X, y = data()
-    model = gpx.models.deep_gp(X[:4], widths=(2,))
-    with pytest.raises(
-        ValueError, match=r"2 known columns of `Z`; got shape \(12, 1\)"
-    ):
-        inspect_model(model, (X[:, :1], y), {})
+    model = gpx.models.deep_gp(gpx.inducing.Points(X[:4]), widths=(2,))
+    words = r"2 known columns of `inducing`; got shape \(12, 1\)"
+    with pytest.raises(ValueError, match=words):
+        structure_of(Call(model, (X[:, :1], y)))
 
 
 def scalar_layers():
@@ -473,8 +514,8 @@ def scalar_layers():
     X = np.array([[-0.8], [0.1], [0.9], [1.5]])
     y = np.array([0.4, -0.3, 0.8, 0.3])
     model = gpx.models.deep_gp(
-        [np.array([[0.3]]), np.array([[0.5]])], widths=(1,),
-        kernel=[rbf(0.8, 1.7), rbf(1.2, 0.9)], learn_inducing=False,
+        [gpx.inducing.Points([[0.3]]), gpx.inducing.Points([[0.5]])], widths=(1,),
+        kernel=[rbf(0.8, 1.7), rbf(1.2, 0.9)],
         likelihood=gpx.likelihoods.Gaussian(0.25),
     )  # fmt: skip
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
@@ -514,7 +555,9 @@ def test_samplers_find_the_target_that_they_say():
     fits = {
         "nuts A": gpx.fit_nuts(model, X, y, noise_sets=64, **options),
         "nuts B": gpx.fit_nuts(model, X, y, noise_sets=None, **options),
-        "sghmc A": gpx.fit_sghmc(model, X, y, step_size=0.1, num_steps=40, **options),
+        "sghmc A": gpx.fit_sghmc(
+            model, X, y, step_size=0.1, num_integration_steps=40, **options
+        ),
     }
     sds = targets["A"][:, 1], targets["B"][:, 1]
     assert np.max(np.abs(sds[0] / sds[1] - 1.0)) > 0.2
@@ -529,6 +572,6 @@ def test_samplers_find_the_target_that_they_say():
 
 def test_latent_inputs_that_would_become_points_are_named():
     X, y = data()
-    model = gpx.models.deep_gp(X[:3], num_latents=1)
+    model = gpx.models.deep_gp(gpx.inducing.Points(X[:3]), num_latents=1)
     with pytest.warns(UserWarning, match=r"Latent inputs \['h1'\] .* no bound"):
         gpx.guides.WhitenedGaussian(model).setup(X, y)

@@ -12,6 +12,9 @@ import numpyro_gpx as gpx
 from numpyro_gpx.comparison import scalar_entries
 from numpyro_gpx.comparison.notes import notes_for
 from numpyro_gpx.guides import OptimalGaussian, UnscentedLatent, WhitenedGaussian
+from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.density import Target
+from numpyro_gpx.results.fit import Estimate
 
 
 def make_data(num_rows=24, num_outputs=4, seed=0):
@@ -23,7 +26,7 @@ def make_data(num_rows=24, num_outputs=4, seed=0):
 
 
 Y, HIDDEN = make_data()
-Z = np.asarray(gpx.starting.pca(Y, 2))[::3]
+Z = gpx.inducing.Points(gpx.latent_space.pca(Y, 2)[::3], learn=True)
 
 
 def make_model(**options):
@@ -56,7 +59,7 @@ def test_an_objective_above_the_bound_names_its_cause(rule, cause, monkeypatch):
     """Both happen: on USPS by 3000 nats, and on a two-peaked likelihood by 8."""
 
     def too_high(fit, num_draws=None):
-        return gpx.fit.Estimate(fit.info["elbo"] + 1e3, 0.0)
+        return Estimate(fit.info["elbo"] + 1e3, 0.0)
 
     monkeypatch.setattr(gpx.Fit, "objective", too_high)
     model = make_model()
@@ -66,14 +69,14 @@ def test_an_objective_above_the_bound_names_its_cause(rule, cause, monkeypatch):
 
 
 def test_the_latent_space_orders_the_hidden_number(fit):
-    means = fit.latents().mean
+    means = fit.latent_inputs().mean
     relevant = np.argmin(fit.draws(4)["lengthscale"][0])
     ranks = [np.argsort(np.argsort(x)) for x in (means[:, relevant], HIDDEN)]
     assert abs(np.corrcoef(*ranks)[0, 1]) > 0.9
 
 
 def test_moments_of_latents_are_those_of_draws(fit):
-    mean, sd = fit.latents()
+    mean, sd = fit.latent_inputs()
     draws = fit.draws(2000)["h"]
     # Means of 2000 draws: false alarms below 1e-5 over 48 entries at 5.5.
     assert np.all(np.abs(draws.mean(0) - mean) < 5.5 * sd / np.sqrt(2000))
@@ -82,7 +85,7 @@ def test_moments_of_latents_are_those_of_draws(fit):
 
 def test_rows_are_generated_and_decoded(fit):
     assert fit.predict(num_rows=3).mean.shape == (3, 4)
-    means = fit.latents().mean
+    means = fit.latent_inputs().mean
     decoded = fit.predict(num_rows=24, given={"h": means})
     assert np.sqrt(np.mean((decoded.mean - Y) ** 2)) < 0.2
     # Cut into chunks, padded, or in one piece: the same.
@@ -92,8 +95,8 @@ def test_rows_are_generated_and_decoded(fit):
 
 def test_saved_fits_come_back(fit, tmp_path):
     fit.save(tmp_path / "fit.npz")
-    loaded = gpx.load_fit(tmp_path / "fit.npz", fit.model)
-    np.testing.assert_array_equal(loaded.latents().mean, fit.latents().mean)
+    loaded = gpx.load(tmp_path / "fit.npz", fit.model)
+    np.testing.assert_array_equal(loaded.latent_inputs().mean, fit.latent_inputs().mean)
     assert loaded.objective().value == pytest.approx(fit.objective().value, rel=1e-12)
 
 
@@ -102,7 +105,9 @@ def projection(fit):
     """Training rows with their last two columns hidden, as if they were new."""
     seen = Y.copy()
     seen[:, 2:] = np.nan
-    return gpx.project(fit, seen, key=jr.key(1), num_starts=3, num_steps=150)
+    return gpx.latent_space.project(
+        fit, seen, key=jr.key(1), num_starts=3, num_steps=150
+    )
 
 
 def test_projection_completes_rows(projection):
@@ -124,10 +129,10 @@ def test_projection_agrees_with_the_posterior_on_a_grid(fit):
     """One whole row: mean and sd against brute force over the two latents."""
     row = Y[5:6]
     rule = gpx.cubature.GaussHermite(5)
-    found = gpx.project(fit, row, key=jr.key(1), rule=rule, num_steps=600)
+    found = gpx.latent_space.project(fit, row, key=jr.key(1), rule=rule, num_steps=600)
     grid = np.linspace(-3.0, 3.0, 61)
     H = np.stack([g.ravel() for g in np.meshgrid(grid, grid)], axis=1)
-    decoded = fit.predict(num_rows=len(H), given={"h": H}, latent=True)
+    decoded = fit.predict(num_rows=len(H), given={"h": H}, of="f")
     noise = fit.draws(4)["noise"][0]
     log_p = -0.5 * np.sum(((row - decoded.mean) ** 2 + decoded.var) / noise**2, axis=1)
     log_p = log_p - 0.5 * np.sum(H**2, axis=1)
@@ -141,7 +146,7 @@ def test_projection_agrees_with_the_posterior_on_a_grid(fit):
 
 def test_a_row_that_was_not_seen_has_its_prior(fit):
     rows = np.stack([np.full(4, np.nan), Y[0]])
-    found = gpx.project(fit, rows, key=jr.key(1), num_steps=600)
+    found = gpx.latent_space.project(fit, rows, key=jr.key(1), num_steps=600)
     np.testing.assert_allclose(found.mean[0], 0.0, atol=0.02)
     np.testing.assert_allclose(found.sd[0], 1.0, atol=0.02)
     # Nothing is known, and nothing is lost: the divergence is 0.
@@ -154,7 +159,7 @@ def test_two_views_share_a_latent_input():
 
     def model(a=None, b=None, *, num_rows=None):
         rows = num_rows if a is None else a.shape[0]
-        inducing = gpx.inducing.Points(Z)
+        inducing = gpx.inducing.Points(Z.Z)
         f = gpx.gp("f", gpx.kernels.RBF(), inducing=inducing, num_outputs=2)
         g = gpx.gp("g", gpx.kernels.RBF(), inducing=inducing, num_outputs=2)
         noise = gpx.likelihoods.Gaussian(0.1)
@@ -163,13 +168,13 @@ def test_two_views_share_a_latent_input():
             gpx.observe("a", f(h), noise, obs=a, missing=True)
             gpx.observe("b", g(h), noise, obs=b, missing=True)
 
-    guide = UnscentedLatent(WhitenedGaussian(model), init=gpx.starting.pca(Y, 2))
+    guide = UnscentedLatent(WhitenedGaussian(model), init=gpx.latent_space.pca(Y, 2))
     fit = gpx.fit_lbfgs(
         model, guide, Y[:, :2], Y[:, 2:], key=jr.key(0), max_steps=100, progress=False
     )
     half = np.full((24, 2), np.nan)
     half[0] = Y[0, 2:]  # a site whose targets are all missing is refused
-    found = gpx.project(fit, Y[:, :2], half, key=jr.key(1), num_steps=100)
+    found = gpx.latent_space.project(fit, Y[:, :2], half, key=jr.key(1), num_steps=100)
     completed = found.reconstruct(site="b").mean
     error = np.sqrt(np.mean((completed - Y[:, 2:]) ** 2))
     assert error < 0.7 * np.std(Y[:, 2:])
@@ -211,12 +216,12 @@ def test_collapsed_fits_with_missing_entries_equal_uncollapsed_ones():
 
 @pytest.mark.slow
 def test_nuts_beside_the_guide_on_distances(fit):
-    params = {"Z": fit.params["Z"]}
+    params = {"f/Z": fit.params["f/Z"]}
     small = gpx.fit_nuts(
         fit.model, Y, key=jr.key(0), init=fit, params=params, num_warmup=20,
         num_samples=30, num_chains=2, progress=False, max_tree_depth=5,
     )  # fmt: skip
-    summaries = {"distance": gpx.pairwise_distances("h")}
+    summaries = {"distance": gpx.latent_space.pairwise_distances("h")}
     found = gpx.compare(
         {"nuts": small, "ut": fit}, None, make_data(6, seed=1)[0], summaries=summaries
     )
@@ -235,9 +240,9 @@ def test_distances_do_not_see_rotations():
     H, lengthscale = rng.normal(size=(3, 5, 2)), rng.uniform(0.5, 2.0, (3, 2))
     angle = 0.7
     R = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    distances = gpx.pairwise_distances("h")
+    distances = gpx.latent_space.pairwise_distances("h")
     np.testing.assert_allclose(distances({"h": H}), distances({"h": H @ R.T}))
-    scaled = gpx.pairwise_distances("h", "lengthscale")
+    scaled = gpx.latent_space.pairwise_distances("h", "lengthscale")
     found = scaled({"h": H, "lengthscale": lengthscale})
     expected = np.linalg.norm((H[1, 0] - H[1, 3]) / lengthscale[1])
     np.testing.assert_allclose(found[1, 2], expected)  # pairs (0,1), (0,2), (0,3), ...
@@ -247,7 +252,7 @@ def test_any_prior_kernel_and_likelihood():
     """Student-t latents, a periodic kernel and counts: every engine's density."""
     counts = np.random.default_rng(0).poisson(np.exp(Y)).astype(float)
     model = gpx.models.gplvm(
-        Z, num_outputs=4, learn_inducing=False,
+        gpx.inducing.Points(Z.Z), num_outputs=4,
         kernel=gpx.kernels.Periodic() * gpx.kernels.Matern52() + gpx.kernels.Linear(),
         likelihood=gpx.likelihoods.Poisson(),
         prior=dist.StudentT(4.0, jnp.zeros(2), 1.0).to_event(1),
@@ -255,7 +260,7 @@ def test_any_prior_kernel_and_likelihood():
     guide = UnscentedLatent(WhitenedGaussian(model))
     fit = gpx.fit_svi(model, guide, counts, key=jr.key(0), num_steps=20, progress=False)
     assert np.isfinite(fit.info["elbo"])
-    target = gpx.infer.Target(model, (jnp.asarray(counts),))
+    target = Target(Call(model, (jnp.asarray(counts),)))
     slope = jax.jit(jax.grad(target.log_density))(target.initial(jr.key(0)))
     assert slope["h"].shape == (24, 2)
     assert all(np.all(np.isfinite(x)) and np.any(x != 0.0) for x in slope.values())
@@ -266,7 +271,7 @@ def test_latent_regression_predicts_from_the_prior_of_its_latent():
     X = rng.uniform(-2.0, 2.0, (60, 1))
     y = np.sign(rng.random(60) - 0.5) * (1.5 + X[:, 0]) + 0.1 * rng.normal(size=60)
     places = np.c_[rng.uniform(-2.0, 2.0, 15), rng.normal(size=15)]
-    model = gpx.models.latent_gp(places)
+    model = gpx.models.latent_gp(gpx.inducing.Points(places, learn=True))
     guide = UnscentedLatent(WhitenedGaussian(model), rule=gpx.cubature.MonteCarlo(2))
     fit = gpx.fit_svi(
         model, guide, X, y, key=jr.key(0), batch_size=30, num_steps=400, progress=False,
@@ -275,7 +280,10 @@ def test_latent_regression_predicts_from_the_prior_of_its_latent():
     assert fit.predict(X[:3]).mean.shape == (3,)
     # The bound that is reported is the importance-weighted one, above the plain one.
     plain = gpx.Fit(
-        fit.model, fit.args, fit.kwargs, fit.posterior, engine="svi", params=fit.params
+        fit.program,
+        fit.posterior,
+        engine="svi",
+        params=fit.params,
     )
     assert fit.info["elbo"] > plain.elbo(200).value
 
@@ -291,13 +299,18 @@ def test_words(fit):
         fit.predict(num_rows=3, given={"f": np.zeros((3, 2))})
     with pytest.raises(ValueError, match="`num_latents` must lie between"):
         gpx.models.latent_gp(Z, num_latents=3)
+    for family in (gpx.models.latent_gp, gpx.models.gplvm):
+        with pytest.raises(
+            TypeError, match=r"gpx.inducing.Points\(Z, learn=True\); got"
+        ):
+            family(np.asarray(Z.Z), num_outputs=4)
     with pytest.raises(ValueError, match=r"`prior` must have event shape \(2,\)"):
         make_model(prior=dist.Normal())
     with pytest.raises(ValueError, match="`rule` must have points"):
-        gpx.project(fit, Y, key=jr.key(0), rule=gpx.cubature.Analytic())
+        gpx.latent_space.project(fit, Y, key=jr.key(0), rule=gpx.cubature.Analytic())
     model = make_model()
     guide = UnscentedLatent(OptimalGaussian(model), rule=gpx.cubature.MonteCarlo())
     with pytest.raises(ValueError, match="draws hyperparameters or latent inputs"):
         gpx.fit_lbfgs(model, guide, Y, key=jr.key(0))
     with pytest.raises(ValueError, match="`num_dims` must lie between 1 and"):
-        gpx.starting.pca(Y, 5)
+        gpx.latent_space.pca(Y, 5)

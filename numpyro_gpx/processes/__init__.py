@@ -1,0 +1,1 @@
+"""Gaussian processes as arithmetic: priors, conditionals, latents. No sites here."""

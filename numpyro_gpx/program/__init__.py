@@ -1,0 +1,1 @@
+"""A model with its arguments: what it consists of, its density and its bounds."""

@@ -1,0 +1,234 @@
+"""One door for compiled code.
+
+Compiled code must not outlive what it was compiled for. `jax.jit` knows a program by
+the identity of the function: a model that reads a global `Z` gives old answers after
+`Z` has changed, and every new closure compiles anew. Here closed-over arrays become
+arguments, and a program is known by its lowered text: another `Z` of the same shape is
+the same program, another number inside it is another one.
+
+(The text of the jaxpr would not do: constants inside an inner `jit` do not show there.
+Programs with callbacks are not kept: their text does not name the function.)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_gpx.numerics.jitter import explicit_jitter
+from numpyro_gpx.program.contents import contents
+
+__all__ = ["clear", "compiled", "lowered", "num_compiled", "once", "run"]
+
+# Programs kept. Each takes some memory maps, of which Linux allows 65530 a process.
+_MOST = 64
+
+# On jaxlib 0.10 two batches of matrices that are factorised at once wait for ever
+# unless XLA runs one operation after the other (tests/test_hang.py).
+_SCHEDULER = "xla_cpu_enable_concurrency_optimized_scheduler"
+_HANGS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+
+
+class _Kept:
+    """The most recent entries."""
+
+    def __init__(self):
+        self.entries: OrderedDict = OrderedDict()
+        self.lock = threading.Lock()
+
+    def get(self, key):
+        with self.lock:
+            if key not in self.entries:
+                return None
+            self.entries.move_to_end(key)
+            return self.entries[key]
+
+    def put(self, key, value) -> None:
+        with self.lock:
+            self.entries[key] = value
+            while len(self.entries) > _MOST:
+                self.entries.popitem(last=False)
+
+
+_EXECUTABLES = _Kept()  # by lowered text
+_CALLS = _Kept()  # by function, shapes, and what the model reads
+_COUNT = [0]
+
+
+def clear() -> None:
+    """Forget all compiled programs of models."""
+    _EXECUTABLES.entries.clear()
+    _CALLS.entries.clear()
+
+
+def num_compiled() -> int:
+    """How many programs were compiled so far."""
+    return _COUNT[0]
+
+
+def run(fn: Callable, *args, watch: tuple = ()):
+    """`fn(*args)`, compiled.
+
+    Inside another transformation (`jit`, `grad`, `vmap`) it is evaluated as it stands.
+
+    Args:
+        fn: A function of arrays and settings, best at module level: then a second
+            call need not trace it.
+        args: Its arguments; arrays are traced, everything else is static.
+        watch: Models and guides that `fn` calls: as long as what these read is the
+            same, so is the program.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+        return fn(*args)
+    key = _call_key(fn, args, watch)
+    program = None if key is None else _CALLS.get(key)
+    if program is None:
+        program = compiled(fn, *args)
+        if key is not None:
+            _CALLS.put(key, program)
+    return program(*args)
+
+
+def compiled(
+    fn: Callable, *args, donate: tuple[int, ...] = (), optimise: bool = True
+) -> Callable:
+    """`fn` compiled for arguments like these; call it with others of their shapes.
+
+    Args:
+        fn: A function of arrays and settings.
+        args: Example arguments; arrays are traced, everything else is static.
+        donate: Positions of arguments whose memory the result may take.
+        optimise: Whether to spend time on fast code; not for what runs once.
+    """
+    return _Program(fn, args, donate, optimise)
+
+
+def lowered(fn: Callable, *args) -> jax.stages.Lowered:
+    """The program that `run(fn, *args)` compiles, for those who want to read it."""
+    return _Program(fn, args, (), True, compile_it=False).lowered
+
+
+class _Program:
+    """An executable with the arrays that its function has closed over."""
+
+    def __init__(self, fn, args, donate, optimise, *, compile_it=True):
+        flat, tree, static = _split(args)
+        self.tree = tree
+
+        def traced(*flat):
+            return fn(*_join(tree, flat, static))
+
+        jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*flat)
+        self.out_tree = jax.tree.structure(shapes)
+        self.constants = [jax.numpy.asarray(c) for c in jaxpr.consts]
+        # Positions of leaves, behind the constants, that may be overwritten.
+        given: list[int] = []
+        start = 0
+        for position, arg in enumerate(args):
+            number = len(_arrays(arg))
+            if position in donate:
+                given += range(1 + start, 1 + start + number)
+            start += number
+
+        def program(constants, *flat):
+            return jax.core.eval_jaxpr(jaxpr.jaxpr, constants, *flat)
+
+        jitted = jax.jit(program, donate_argnums=tuple(given), keep_unused=True)
+        self.lowered = jitted.lower(self.constants, *flat)
+        self.options = _options(optimise)
+        if compile_it:
+            self.executable = _executable(self.lowered, self.options)
+
+    def __call__(self, *args):
+        flat, tree, _ = _split(args)
+        if tree != self.tree:
+            raise ValueError(
+                f"The program was compiled for arguments {self.tree}; got {tree}."
+            )
+        return jax.tree.unflatten(self.out_tree, self.executable(self.constants, *flat))
+
+
+def _executable(low, options):
+    text = low.as_text()
+    key = hashlib.sha256(f"{sorted(options.items())}{text}".encode()).hexdigest()
+    found = None if "callback" in text else _EXECUTABLES.get(key)
+    if found is None:
+        _COUNT[0] += 1
+        found = low.compile(compiler_options=options)
+        if "callback" not in text:
+            _EXECUTABLES.put(key, found)
+    return found
+
+
+def _options(optimise: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if _HANGS and jax.default_backend() == "cpu":
+        options[_SCHEDULER] = False
+    if not optimise:
+        options["xla_backend_optimization_level"] = 0
+    return options
+
+
+def _is_traced(x) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+def _arrays(arg) -> list:
+    return [x for x in jax.tree.leaves(arg) if _is_traced(x)]
+
+
+def _split(args):
+    """Arrays, the tree, and the leaves that are none (`None` where an array is)."""
+    leaves, tree = jax.tree.flatten(args)
+    static = tuple(None if _is_traced(x) else x for x in leaves)
+    return [x for x in leaves if _is_traced(x)], tree, static
+
+
+def _join(tree, flat, static):
+    arrays = iter(flat)
+    leaves = [next(arrays) if x is None else x for x in static]
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _call_key(fn, args, watch):
+    """What the first level knows a call by; `None` if it cannot."""
+    read = contents(*watch)
+    if read is None or "<locals>" in getattr(fn, "__qualname__", "<locals>"):
+        return None
+    flat, tree, static = _split(args)
+    shapes = tuple((np.shape(x), _dtype(x)) for x in flat)
+    key = (fn, tree, static, shapes, read, _context())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _dtype(x):
+    return x.dtype, getattr(x, "weak_type", False)
+
+
+def _context():
+    """Settings outside the arguments that a trace depends on."""
+    config = jax.config.values
+    precision = config["jax_default_matmul_precision"]
+    return explicit_jitter(), config["jax_enable_x64"], precision
+
+
+def once(fn: Callable) -> Callable:
+    """`fn` compiled at its first call, with little optimisation: for what runs once."""
+
+    @functools.wraps(fn)
+    def call(*args):
+        return compiled(fn, *args, optimise=False)(*args)
+
+    return call

@@ -1,0 +1,163 @@
+"""The data door of the fits: concrete arrays, checked before anything is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_gpx import checks
+from numpyro_gpx.program.call import Call, Trace, signature
+from numpyro_gpx.program.dataflow import Indexed
+from numpyro_gpx.program.structure import Structure, structure_of
+from numpyro_gpx.sites.marks import GPMark, find
+from numpyro_gpx.sites.observation import observation
+
+__all__ = [
+    "check_batch_size",
+    "check_batched",
+    "check_indexed",
+    "check_inducing",
+    "check_observed",
+    "check_slopes",
+]
+
+
+def check_indexed(call: Call, indexed: list[Indexed], sizes: dict[str, int]) -> None:
+    """Raise if something with another number of rows is indexed by a plate.
+
+    JAX would not: an index past the end is the last row, surplus rows go unseen.
+    """
+    labels = call.labels()
+    for plate, argument, length in indexed:
+        size = sizes[plate]
+        if length == size:
+            continue
+        if argument is None:
+            raise ValueError(
+                f"An array with {length} rows is indexed by plate `{plate}`, which "
+                f"has {size}."
+            )
+        if argument == 0 and call.takes_inputs and call.args:
+            raise ValueError(
+                f"Plate `{plate}` has size {size}, but `{labels[0]}` has {length} rows."
+            )
+        raise ValueError(
+            f"`{labels[argument]}` has {length} rows and is indexed by plate "
+            f"`{plate}`, which has {size}."
+        )
+
+
+def check_observed(call: Call, values: dict[str, tuple]) -> None:
+    """Check every observed site: its targets, masks and weights.
+
+    Args:
+        call: The model with its arguments.
+        values: Concrete targets of the observed sites, with their checkers.
+    """
+    if call.args and call.takes_inputs and hasattr(call.args[0], "dtype"):
+        checks.finite("X", call.args[0])  # unlike targets, inputs have no mask
+    if not values:
+        raise ValueError(
+            "The model observes nothing. Pass the targets, as in "
+            "`fit_svi(model, guide, X, y, ...)`, and hand them to `gpx.observe(obs=y)`."
+        )
+    for name, (value, checker) in values.items():
+        checker.check(value, name)
+
+
+def check_inducing(call: Call, trace: Trace, read: dict[str, list[int]]) -> None:
+    """Raise if inducing variables follow the arguments: at new rows they would move.
+
+    Args:
+        call: The model with its arguments.
+        trace: Its sites.
+        read: GP site to the arguments that its inducing variables depend on.
+    """
+    labels = call.labels()
+    for name, arguments in read.items():
+        if not arguments:
+            continue
+        mark = find(trace[name], GPMark)
+        kind = type(mark.prior.inducing).__name__ if mark else "Data"
+        raise ValueError(
+            f"The inducing inputs of `{name}` depend on the model's argument "
+            f"`{labels[arguments[0]]}`, so that at new rows they would move. Close "
+            f"over the training inputs: `{kind}(X_train)`."
+        )
+
+
+def check_slopes(trace: Trace, engine: str) -> None:
+    """Raise if an engine that follows gradients meets a density that has none.
+
+    A likelihood that jumps in `f` is constant between its jumps. Where `f` is known
+    given the inducing variables, as on the full GP, so is the whole density.
+    """
+    latents = structure_of(trace).latents
+    for name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        found = observation(site)
+        likelihood = found.likelihood
+        if likelihood is None or not likelihood.discontinuous:
+            continue
+        gps = [gp for gp in found.latent().sites if gp in latents]
+        if all(latents[gp].target == "exact" for gp in gps):
+            raise ValueError(
+                f"{type(likelihood).__name__} at site `{name}` jumps, so that on "
+                f"the full GP its gradient is zero and {engine} would not move. Use "
+                "elliptical slice sampling, `gpx.fit_mcmc(gpx.infer.Blackjax(model, "
+                "blackjax.elliptical_slice), ...)`; or `gpx.inducing.Points`; or a "
+                "smooth link."
+            )
+
+
+def check_batch_size(call: Call, batch_size) -> None:
+    """Raise if the model cannot be called on minibatches of so many rows."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
+        raise TypeError(
+            f"`batch_size` must be a whole number of rows; got {batch_size!r}."
+        )
+    if batch_size < 1:
+        raise ValueError(
+            f"`batch_size` must be at least 1; got {batch_size}. Leave it out to use "
+            "all rows."
+        )
+    accepted = signature(call.model).parameters
+    if "batch_size" not in accepted and not any(
+        p.kind is p.VAR_KEYWORD for p in accepted.values()
+    ):
+        raise ValueError(
+            "`batch_size` was given, but the model does not take it. Write "
+            "`def model(X, y=None, *, batch_size=None)` and pass it to the plate as "
+            "`subsample_size=batch_size`."
+        )
+    num_rows = _num_rows(call)
+    if num_rows is not None and batch_size > num_rows:
+        raise ValueError(
+            f"`batch_size` must not exceed the {num_rows} rows of the data; got "
+            f"{batch_size}. Leave it out to use all rows."
+        )
+
+
+def check_batched(call: Call, trace: Trace, structure: Structure) -> None:
+    """Raise if the plates of a call on minibatches, or its sites, take no part."""
+    if not structure.plates and call.batch_size != _num_rows(call):
+        raise ValueError(
+            f"`batch_size={call.batch_size}` was given, but no plate of the model "
+            "subsamples. Write `with numpyro.plate('data', X.shape[0], "
+            "subsample_size=batch_size) as i:` and use `X[i]`."
+        )
+    for name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        for frame in site["cond_indep_stack"]:
+            rows = site["fn"].batch_shape[frame.dim]
+            if frame.name in structure.plates and rows != frame.size:
+                raise ValueError(
+                    f"Site `{name}` has {rows} rows in a plate that subsamples "
+                    f"{frame.size}: write `f(X[i])`, `y[i]`."
+                )
+
+
+def _num_rows(call: Call) -> int | None:
+    has_rows = call.args and np.ndim(call.args[0]) > 0
+    return len(call.args[0]) if has_rows else None

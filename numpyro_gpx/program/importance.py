@@ -1,0 +1,132 @@
+r"""The importance-weighted bound over the latent inputs of the rows.
+
+.. math:: \sum_n \mathbb E\Big[\log\frac1S\sum_{s=1}^S
+    \exp\Big(\mathbb E_{q(f)}[\log p(y_n \mid f(x_n, h_n^{(s)}))]\Big)
+    \frac{p(h_n^{(s)})}{q(h_n^{(s)})}\Big] - \mathrm{KL}(q(v) \,\|\, p(v))
+
+with :math:`h_n^{(s)} \sim q(h_n)`. In a deep GP the function of the last layer is
+averaged inside the exponential, and the layers below are drawn, jointly for the S
+replicates of a row (eq. 82-83). The average over the S replicates is taken for each
+row, *inside* the sum over rows, so that minibatches stay unbiased; beliefs about global
+sites are outside the logarithm. It is a lower bound for every S and tightens with S.
+
+References:
+    Tutorial eq. 75-77, 82-83; Salimbeni et al. (2019); Burda, Grosse & Salakhutdinov
+    (2016).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.special import logsumexp
+from numpyro import handlers
+
+from numpyro_gpx import checks
+from numpyro_gpx.beliefs import kl_to_prior
+from numpyro_gpx.program.elbo import (
+    Loss,
+    check_match,
+    counts,
+    replayed_values,
+    scaled,
+)
+from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.sites.effects import shared_replicates
+from numpyro_gpx.sites.marks import Held, find, marked
+
+__all__ = ["ImportanceWeighted"]
+
+_AXIS = "replicates"
+
+
+class ImportanceWeighted(Loss):
+    """Loss for `numpyro.infer.SVI`: the negative importance-weighted bound.
+
+    For guides of latent inputs (`gpx.guides.UnscentedLatent`), whose rule it ignores:
+    replicates are draws. Other sites are treated as in `gpx.infer.ELBO`.
+
+    Args:
+        num_replicates: Replicates S of each row's latent input.
+        num_particles: Draws of everything that the estimate averages over.
+    """
+
+    def __init__(self, num_replicates: int, num_particles: int = 1):
+        checks.at_least("num_replicates", num_replicates, 1)
+        super().__init__(num_particles=num_particles)
+        self.num_replicates = num_replicates
+
+    @property
+    def config(self):
+        return {
+            "num_replicates": self.num_replicates,
+            "num_particles": self.num_particles,
+        }
+
+    def bound(self):
+        return ImportanceWeighted(self.num_replicates)
+
+    def particle(self, key, params, guide, call):
+        key_guide, key_model, key_rows = jr.split(key, 3)
+        guide_trace = call.trace(params, key_guide, model=guide)
+        latents = marked(guide_trace, LatentInput)
+        if not latents:
+            raise ValueError(
+                "ImportanceWeighted weighs draws of latent inputs; the guide has none. "
+                "Use `gpx.guides.UnscentedLatent`, or `gpx.infer.ELBO()`."
+            )
+        held = marked(guide_trace, Held)
+        beliefs = {name: mark.belief for name, mark in held.items()}
+
+        def replicate(key):
+            keys = dict(zip(latents, jr.split(key, len(latents)), strict=True))
+            drawn = {n: guide_trace[n]["fn"].rsample(keys[n]) for n in latents}
+            values = {**beliefs, **drawn}
+            replayed = handlers.substitute(
+                call.model, data=replayed_values(guide_trace, values)
+            )
+            with shared_replicates(axis=_AXIS):
+                trace = call.trace(params, key_model, model=replayed)
+            check_match(trace, guide_trace)
+            # Subtract log q row by row: the weights belong to rows, not to the batch.
+            log_q = sum(guide_trace[n]["fn"].log_prob(x) for n, x in drawn.items())
+            return _split(trace, guide_trace, latents, log_q)
+
+        keys = jr.split(key_rows, self.num_replicates)
+        log_weights, scale, rest = jax.vmap(replicate, axis_name=_AXIS)(keys)
+        log_mean = logsumexp(log_weights, axis=0) - jnp.log(self.num_replicates)
+        bound = scale[0] * jnp.sum(log_mean) + jnp.mean(rest)
+        for name, site in guide_trace.items():
+            if site["type"] == "sample" and name not in {*latents, *beliefs}:
+                log_q = jnp.sum(site["fn"].log_prob(site["value"]))
+                bound = bound - scaled(site, log_q)
+        return bound
+
+
+def _split(trace, guide_trace, latents, log_q):
+    """Log weights of the rows, the factor of their plate, and everything else's terms.
+
+    Other factors than the plate's belong to the row, inside the logarithm.
+    """
+    plates = {f.name for n in latents for f in trace[n]["cond_indep_stack"]}
+    factor = jnp.ones(())
+    for name in plates:
+        size, batch = trace[name]["args"]
+        factor = factor * (size / (size if batch is None else batch))
+    rows, rest = -log_q, jnp.zeros(())
+    for name, site in trace.items():
+        if not counts(site):
+            continue
+        guide_site = guide_trace.get(name)
+        held = None if guide_site is None else find(guide_site, Held)
+        if held is not None:
+            kl = kl_to_prior(held.belief, site["fn"])
+            rest = rest - scaled(site, kl)
+        elif plates & {frame.name for frame in site["cond_indep_stack"]}:
+            own = scaled(site, jnp.ones(())) / factor
+            rows = rows + own * site["fn"].log_prob(site["value"])
+        else:
+            log_p = jnp.sum(site["fn"].log_prob(site["value"]))
+            rest = rest + scaled(site, log_p)
+    return rows, factor, rest

@@ -1,0 +1,1 @@
+"""What an engine returns: `Fit`, the same for all of them."""

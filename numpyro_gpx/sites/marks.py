@@ -1,0 +1,110 @@
+"""Marks: what a model tells engines and guides of a site, and a guide the engines.
+
+They travel in a site's `infer` dictionary, under two keys, the model's and the guide's,
+so that neither overwrites the other. No other file looks into that dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import equinox as eqx
+from jaxtyping import Array
+
+from numpyro_gpx.beliefs import GUIDE, Belief, Integrable, Mark, as_infer
+from numpyro_gpx.processes.prior import SparsePrior
+
+__all__ = [
+    "AUXILIARY",
+    "Collapsed",
+    "GPMark",
+    "Held",
+    "Integrable",
+    "Mark",
+    "Noise",
+    "as_infer",
+    "find",
+    "is_auxiliary",
+    "marked",
+    "without",
+]
+
+# NumPyro's own mark of sites that are part of a guide but not of the model.
+AUXILIARY = {"is_auxiliary": True}
+
+
+class GPMark(Mark):
+    """A GP site, with its prior given the hyperparameters."""
+
+    prior: SparsePrior
+    num_outputs: int | None = eqx.field(static=True)
+    whiten: bool = eqx.field(static=True)
+
+
+class Noise(Mark):
+    """Drawn afresh for every evaluation of the density.
+
+    Attributes:
+        inner: Names of the GPs whose functions are drawn with it.
+    """
+
+    inner: frozenset = eqx.field(static=True)
+
+
+class Held(Mark):
+    """The guide integrates the site over this belief.
+
+    Attributes:
+        belief: What it believes.
+        collapsed: The bound that it has worked out already, if it has.
+    """
+
+    owner: ClassVar[str] = GUIDE
+
+    belief: Belief
+    collapsed: Collapsed | None = None
+
+
+class Collapsed(eqx.Module):
+    """The bound of one GP site with its data, in closed form.
+
+    Attributes:
+        model: The model that it was worked out for.
+        observed: The observed site whose term it includes.
+        bound: Expected log likelihood less divergence.
+    """
+
+    model: Callable = eqx.field(static=True)
+    observed: str = eqx.field(static=True)
+    bound: Array
+
+
+M = TypeVar("M", bound=Mark)
+
+
+def find(site: dict[str, Any], kind: type[M]) -> M | None:
+    """The mark of this kind at a site, if it has one."""
+    mark = site.get("infer", {}).get(kind.owner)
+    return mark if isinstance(mark, kind) else None
+
+
+def marked(trace: dict[str, Any], kind: type[M]) -> dict[str, M]:
+    """The marks of this kind by sample site."""
+    found = {
+        name: find(site, kind)
+        for name, site in trace.items()
+        if site["type"] == "sample"
+    }
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def without(site: dict[str, Any], kind: type[M]) -> dict[str, Any]:
+    """A message without its mark of this kind."""
+    infer = {key: x for key, x in site["infer"].items() if not isinstance(x, kind)}
+    return {**site, "infer": infer}
+
+
+def is_auxiliary(site: dict[str, Any]) -> bool:
+    """Whether a guide's site is not one of the model's."""
+    return bool(site["infer"].get("is_auxiliary"))

@@ -1,0 +1,206 @@
+"""Distributions of new targets, or of a function, row by row."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+from numpyro.distributions import constraints
+
+from numpyro_gpx.likelihoods import Likelihood
+from numpyro_gpx.numerics.factor import positive
+from numpyro_gpx.processes.expectations import (
+    predictive_cdf,
+    predictive_log_prob,
+    predictive_moments,
+    predictive_probabilities,
+    row_log_prob,
+)
+from numpyro_gpx.processes.latent import Gaussian, Latent
+
+__all__ = ["FromDistribution", "FromLatent", "FromLikelihood", "Predictive"]
+
+
+class Predictive(eqx.Module):
+    """What is predicted for N rows, `(N,)` or `(N, P)`."""
+
+    @property
+    @abc.abstractmethod
+    def mean(self) -> Float[Array, " N *P"]:
+        """Mean of each entry."""
+
+    @property
+    @abc.abstractmethod
+    def variance(self) -> Float[Array, " N *P"]:
+        """Variance of each entry."""
+
+    @abc.abstractmethod
+    def log_prob(self, y) -> Float[Array, " N"]:
+        """Log density of each row, joint over its outputs."""
+
+    @abc.abstractmethod
+    def sample(self, key, sample_shape=()) -> Array:
+        """Draws `sample_shape + (N, *P)`."""
+
+    @property
+    @abc.abstractmethod
+    def support(self) -> constraints.Constraint:
+        """Where one entry lives."""
+
+    # Whether entries are mixtures of normals, and `cdf` exact.
+    is_normal_mixture: ClassVar[bool] = False
+
+    def cdf(self, y) -> Float[Array, " N *P"]:
+        """Probability of at most `y`, entry by entry."""
+        raise NotImplementedError(f"{type(self).__name__} has no `cdf`.")
+
+    @property
+    def cov(self) -> Float[Array, "N P P"]:
+        """Covariance between the outputs of each row."""
+        raise ValueError("Outputs of these predictions have no covariance on record.")
+
+    def probabilities(self) -> Float[Array, "N C"]:
+        """Probabilities of the labels."""
+        raise ValueError("Targets are not labels.")
+
+    def check(self, y) -> None:
+        """Raise if `y` cannot be a target."""
+
+
+class FromLikelihood(Predictive):
+    """Targets of a likelihood, given what is known of the latent function."""
+
+    latent: Latent
+    likelihood: Likelihood
+
+    @property
+    def mean(self):
+        return predictive_moments(self.likelihood, self.latent)[0]
+
+    @property
+    def variance(self):
+        return predictive_moments(self.likelihood, self.latent)[1]
+
+    @property
+    def cov(self):
+        own = jax.vmap(jnp.diag)(self.variance - self.latent.var)
+        return self.latent.output_cov() + own
+
+    @property
+    def is_normal_mixture(self):  # type: ignore[override]
+        return self.likelihood.normal_mixture
+
+    @property
+    def support(self):
+        return self.likelihood.support
+
+    def log_prob(self, y):
+        joint = None
+        if jnp.ndim(y) == 2:
+            joint = row_log_prob(self.likelihood, self.latent, y)
+        if joint is not None:
+            return joint
+        rows = predictive_log_prob(self.likelihood, self.latent, y)
+        if rows.shape != jnp.shape(y):
+            raise ValueError(
+                f"Parameters of {type(self.likelihood).__name__} must be scalars, or "
+                f"have one entry for each of the targets {jnp.shape(y)}; with them the "
+                f"densities have shape {rows.shape}."
+            )
+        return rows.sum(-1) if rows.ndim > 1 else rows
+
+    def cdf(self, y):
+        return predictive_cdf(self.likelihood, self.latent, y)
+
+    def probabilities(self):
+        return predictive_probabilities(self.likelihood, self.latent)
+
+    def sample(self, key, sample_shape=()):
+        key_latent, key_target = jax.random.split(key)
+        f = self.latent.sample(key_latent, sample_shape)
+        return self.likelihood.distribution(f).sample(key_target)
+
+    def check(self, y):
+        self.likelihood.check(y, name="y")
+
+
+class FromLatent(Predictive):
+    """The latent function itself."""
+
+    latent: Latent
+    is_normal_mixture: ClassVar[bool] = True
+
+    @property
+    def mean(self):
+        return self.latent.mean
+
+    @property
+    def variance(self):
+        return self.latent.var
+
+    @property
+    def cov(self):
+        return self.latent.output_cov()
+
+    @property
+    def support(self):
+        return constraints.real
+
+    def log_prob(self, y):
+        rows = self._marginals().log_prob(y)
+        return rows.sum(-1) if rows.ndim > 1 else rows
+
+    def cdf(self, y):
+        return self._marginals().cdf(y)
+
+    def sample(self, key, sample_shape=()):
+        return self._marginals().sample(key, sample_shape)
+
+    def _marginals(self) -> dist.Distribution:
+        if isinstance(self.latent, Gaussian):
+            return dist.Normal(self.latent.mean, jnp.sqrt(positive(self.latent.var)))
+        log_weights, means, variances = self.latent.components()
+        mixing = dist.Categorical(logits=log_weights)
+        sds = jnp.sqrt(positive(jnp.moveaxis(variances, 0, -1)))
+        normal = dist.Normal(jnp.moveaxis(means, 0, -1), sds)
+        return dist.MixtureSameFamily(mixing, normal)
+
+
+class FromDistribution(Predictive):
+    """A plain NumPyro distribution."""
+
+    fn: dist.Distribution
+
+    @property
+    def mean(self):
+        return self.fn.mean
+
+    @property
+    def variance(self):
+        return self.fn.variance
+
+    @property
+    def is_normal_mixture(self):  # type: ignore[override]
+        return isinstance(self.fn, dist.Normal)
+
+    @property
+    def support(self):
+        support = self.fn.support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        return support
+
+    def log_prob(self, y):
+        log_prob = self.fn.log_prob(y)
+        return log_prob.sum(-1) if log_prob.ndim > 1 else log_prob
+
+    def cdf(self, y):
+        return self.fn.cdf(y)
+
+    def sample(self, key, sample_shape=()):
+        return self.fn.sample(key, sample_shape)

@@ -1,0 +1,191 @@
+"""One door for compiled code: it compiles once, and never answers for old values."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+
+import numpyro_gpx as gpx
+from numpyro_gpx.program.compile import compiled, num_compiled, run
+from numpyro_gpx.program.contents import contents
+
+X = np.linspace(-2.0, 2.0, 16)[:, None]
+Y = np.sin(2.0 * X[:, 0])
+Z = X[::4]
+NOISE = 0.3
+
+
+def model(X, y=None):
+    """Reads two globals."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    kernel = gpx.kernels.RBF(lengthscale=lengthscale)
+    f = gpx.gp("f", kernel, inducing=gpx.inducing.Points(Z))
+    with numpyro.plate("data", X.shape[0]) as i:
+        gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(NOISE), obs=y, rows=i)
+
+
+def fitted(**options):
+    guide = gpx.guides.WhitenedGaussian
+    options = dict(key=jr.key(0), num_steps=200, progress=False) | options
+    return gpx.fit_svi(model, guide, X, Y, **options)
+
+
+def by_hand(fit, points, noise):
+    """Predictive mean and variance from the fitted parameters, in NumPy."""
+    lengthscale = float(fit.draws(1)["lengthscale"][0])
+
+    def k(a, b):
+        return np.exp(-0.5 * ((a - b.T) / lengthscale) ** 2)
+
+    L = np.linalg.cholesky(k(points, points) + 1e-8 * np.eye(len(points)))
+    A = np.linalg.solve(L, k(points, X))
+    m, S = (np.asarray(fit.params[f"f_auto_{n}"]) for n in ("loc", "scale_tril"))
+    var = 1.0 - np.sum(A**2, axis=0) + np.sum((S.T @ A) ** 2, axis=0)
+    return A.T @ m, var + noise**2
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    """Globals that a test changes are put back."""
+    monkeypatch.setitem(globals(), "Z", Z)
+    monkeypatch.setitem(globals(), "NOISE", NOISE)
+
+
+def test_a_second_fit_compiles_nothing_and_follows_what_has_changed(restored):
+    first = fitted()
+    first.predict(X).var.sum()
+    before = num_compiled()
+    again = fitted()
+    assert_allclose(again.predict(X).mean, first.predict(X).mean, rtol=1e-12)
+    assert num_compiled() == before
+    # Another array of the same shape: the same program with another argument.
+    globals()["Z"] = X[1::4] + 0.05
+    moved = fitted()
+    mean, var = by_hand(moved, Z, NOISE)
+    prediction = moved.predict(X)
+    assert_allclose(prediction.mean, mean, atol=1e-6)
+    assert_allclose(prediction.var, var, atol=1e-6)
+    assert num_compiled() == before
+    assert np.abs(prediction.mean - first_mean(again)).max() > 1e-3
+    # Another number inside: another program, and the right one.
+    globals()["NOISE"] = 1.7
+    noisy = fitted()
+    mean, var = by_hand(noisy, Z, 1.7)
+    assert_allclose(noisy.predict(X).var, var, atol=1e-6)
+    assert num_compiled() > before
+
+
+def first_mean(fit):
+    """A fit of before the change says so instead of answering for new values."""
+    words = r"changed since the fit \(constant of shape \(4, 1\)\)"
+    with pytest.raises(ValueError, match=words):
+        fit.predict(X)
+    with pytest.raises(ValueError, match=words):
+        fit.functions(jr.key(0), 2)(X)
+    return np.zeros(len(X))
+
+
+def test_a_changed_number_is_seen_between_fit_and_prediction(restored):
+    fit = fitted()
+    fit.predict(X)
+    globals()["NOISE"] = 0.31
+    with pytest.raises(ValueError, match="a number or a shape in it.*Fit again"):
+        fit.predict(X)
+    globals()["NOISE"] = 0.3
+    assert np.all(np.isfinite(fit.predict(X).mean))
+
+
+def test_arrays_changed_in_place_are_seen(restored):
+    globals()["Z"] = Z.copy()
+    fit = fitted()
+    Z[0] += 0.1
+    with pytest.raises(ValueError, match="constant of shape"):
+        fit.predict(X)
+
+
+def test_the_fingerprint_is_the_model_not_the_arguments(restored):
+    first, again = fitted(num_steps=1), fitted(num_steps=1)
+    assert first.program.fingerprint == again.program.fingerprint
+    globals()["Z"] = Z + 0.1
+    assert fitted(num_steps=1).program.fingerprint != first.program.fingerprint
+
+
+def test_predictions_work_inside_jit_and_grad_and_leave_the_fit_as_it_was():
+    fit = fitted(num_steps=20)
+    mean = fit.predict(X[:5]).mean
+    inside = jax.jit(lambda X: fit.predict(X).mean)(jnp.asarray(X[:5]))
+    assert_allclose(inside, mean, rtol=1e-10)
+    slope = jax.grad(lambda x: fit.predict(x[None, None]).mean[0])(jnp.asarray(0.3))
+    step = 1e-5
+    ends = [fit.predict(np.array([[0.3 + s * step]])).mean[0] for s in (1.0, -1.0)]
+    assert_allclose(slope, (ends[0] - ends[1]) / (2.0 * step), rtol=1e-5)
+    assert_allclose(fit.predict(X[:5]).mean, mean, rtol=1e-12)
+    fresh = fitted(num_steps=20)  # the components, too, are first asked for inside
+    jax.jit(lambda X: fresh.predict(X).mean)(jnp.asarray(X[:5]))
+    assert_allclose(fresh.predict(X[:5]).mean, mean, rtol=1e-12)
+
+
+SCALE = 2.0
+
+
+def scaled(x):
+    return SCALE * x
+
+
+def test_the_door_sees_numbers_arrays_and_inner_functions():
+    x = jnp.arange(3.0)
+    table = np.array([1.0, 2.0, 3.0])
+
+    @jax.jit
+    def inner(x):
+        return x + table
+
+    def outer(x):
+        return scaled(inner(x))
+
+    def value():
+        return np.asarray(run(outer, x, watch=(outer,)))
+
+    assert_allclose(value(), 2.0 * (np.arange(3.0) + table))
+    table[:] = 7.0
+    jax.clear_caches()  # JAX's own `jit` keeps the old constant; ours does not
+    assert_allclose(value(), 2.0 * (np.arange(3.0) + 7.0))
+
+
+def test_callbacks_are_not_mixed_up():
+    def program(fn):
+        shape = jax.ShapeDtypeStruct((), jnp.float64)
+        return lambda x: jax.pure_callback(fn, shape, x)
+
+    x = jnp.asarray(3.0)
+    assert float(run(program(lambda x: np.asarray(2.0 * x)), x)) == 6.0
+    assert float(run(program(lambda x: np.asarray(5.0 * x)), x)) == 15.0
+
+
+def test_a_compiled_function_refuses_other_arguments():
+    program = compiled(lambda x: x["a"] + 1.0, {"a": jnp.zeros(2)})
+    assert_allclose(program({"a": jnp.ones(2)}), 2.0)
+    with pytest.raises(ValueError, match="was compiled for arguments"):
+        program({"b": jnp.ones(2)})
+
+
+def test_contents_tell_closures_partials_and_globals_apart():
+    def make(value):
+        return lambda x: x + value
+
+    assert contents(make(1.0)) == contents(make(1.0))
+    assert contents(make(1.0)) != contents(make(2.0))
+    assert contents(make(np.zeros(2))) != contents(make(np.ones(2)))
+    assert contents(functools.partial(scaled, 1)) != contents(
+        functools.partial(scaled, 2)
+    )
+    assert contents(gpx.models.svgp(gpx.inducing.Points(Z))) != contents(
+        gpx.models.svgp(gpx.inducing.Points(Z + 1.0))
+    )
+    assert contents(iter([1])) is None  # what it cannot look into, it says

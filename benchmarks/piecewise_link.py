@@ -21,9 +21,9 @@ import numpy as np
 from results import FOLDER, markdown_table, write
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.threads import single_blas_thread
 from numpyro_gpx.likelihoods import Bernoulli
 from numpyro_gpx.links import PiecewiseConstant
+from numpyro_gpx.numerics.threads import single_blas_thread
 
 
 def make_data(num_rows):

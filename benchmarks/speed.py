@@ -27,7 +27,7 @@ import reference
 from results import markdown_table, write
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.processes.collapse import collapsed_bound
 
 NUM_DIMS, NUM_INDUCING, BATCH = 8, 256, 512

@@ -1,12 +1,12 @@
 """Guides: what `q` may look like. One a file."""
 
-from numpyro_gpx.guides.base import SiteGuide
 from numpyro_gpx.guides.conditional import ConditionalGaussian
-from numpyro_gpx.guides.encoders import Encoder
 from numpyro_gpx.guides.flow import Flow
-from numpyro_gpx.guides.gaussian import GaussianGuide
 from numpyro_gpx.guides.implicit import Implicit
 from numpyro_gpx.guides.optimal import OptimalGaussian
+from numpyro_gpx.guides.parts.base import SiteGuide
+from numpyro_gpx.guides.parts.encoders import Encoder
+from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.guides.unscented import UnscentedLatent
 from numpyro_gpx.guides.whitened import WhitenedGaussian
 

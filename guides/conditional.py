@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_gpx.guides.factors import dense_factor
-from numpyro_gpx.guides.gaussian import GaussianGuide
+from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.processes.collapse import from_precision
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.sites.marks import GPMark, marked

@@ -26,7 +26,10 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_gpx import checks
-from numpyro_gpx.flows import (
+from numpyro_gpx.guides.parts.base import INNER_SCALE, SiteGuide
+from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.guides.parts.networks import Network
+from numpyro_gpx.numerics.bijections import (
     Affine,
     Beside,
     Bijection,
@@ -39,9 +42,6 @@ from numpyro_gpx.flows import (
     along_the_path,
     log_density,
 )
-from numpyro_gpx.guides.base import INNER_SCALE, SiteGuide
-from numpyro_gpx.guides.factors import dense_factor
-from numpyro_gpx.guides.networks import Network
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.starts import init_to_prior_median, initial_values
 from numpyro_gpx.sites.marks import AUXILIARY

@@ -36,15 +36,15 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.guides.base import INNER_SCALE, SiteGuide
-from numpyro_gpx.guides.discriminator import (
+from numpyro_gpx.guides.parts.base import INNER_SCALE, SiteGuide
+from numpyro_gpx.guides.parts.discriminator import (
     Blocks,
     Discriminator,
     Moments,
     gaussian_log_density,
 )
-from numpyro_gpx.guides.factors import dense_factor
-from numpyro_gpx.guides.networks import Network
+from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.guides.parts.networks import Network
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.sites.marks import AUXILIARY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from numpyro_gpx.beliefs import GaussianBelief
-from numpyro_gpx.guides.gaussian import GaussianGuide
+from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.processes.collapse import (
     GaussianRows,
     Rows,

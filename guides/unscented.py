@@ -16,9 +16,9 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_gpx import checks, cubature
-from numpyro_gpx.guides.encoders import Encoder
-from numpyro_gpx.guides.factors import dense_factor
-from numpyro_gpx.guides.gaussian import GaussianGuide
+from numpyro_gpx.guides.parts.encoders import Encoder
+from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.program.latent_site import LatentInput
 from numpyro_gpx.program.structure import Plate, Structure, structure_of
 from numpyro_gpx.sites.marks import as_infer

@@ -13,10 +13,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
 from numpyro.util import not_jax_tracer
 
-__all__ = ["as_float", "nonnegative", "positive", "real"]
+__all__ = ["as_float", "as_inputs", "nonnegative", "positive", "real"]
 
 
 def positive(name: str, default=dataclasses.MISSING):
@@ -43,6 +44,19 @@ def as_float(value) -> Array:
     if jnp.issubdtype(value.dtype, jnp.integer):
         return value * 1.0
     return value
+
+
+def as_inputs(name: str, X: ArrayLike) -> Float[Array, "N D"]:
+    """`X` as an array of floats, once it is known to have shape `(N, D)`."""
+    X = as_float(X)
+    if X.ndim == 1:
+        raise ValueError(
+            f"`{name}` must have shape (N, D); got {X.shape}. "
+            f"For one-dimensional inputs pass `{name}[:, None]`."
+        )
+    if X.ndim != 2:
+        raise ValueError(f"`{name}` must have shape (N, D); got {X.shape}.")
+    return X
 
 
 def _number(name, default, holds: Callable, words: str):

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from numpyro_gpx.fields import real
-from numpyro_gpx.kernels.base import as_inputs, check_rank
+from numpyro_gpx.fields import as_inputs, real
+from numpyro_gpx.kernels.base import check_rank
 
 
 class Mean(eqx.Module):

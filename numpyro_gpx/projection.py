@@ -25,13 +25,13 @@ import optax
 from jaxtyping import Array, Float
 
 from numpyro_gpx import checks, cubature
-from numpyro_gpx.infer.evaluate import Problem, sites_at
-from numpyro_gpx.infer.threads import single_blas_thread
-from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile import run
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.predict import Problem, sites_at
+from numpyro_gpx.results.prediction import Prediction
 from numpyro_gpx.uncertain import InputBelief
 
 __all__ = ["Projection", "project"]

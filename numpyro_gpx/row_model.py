@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpyro
 from jax.scipy.special import logsumexp
 
-from numpyro_gpx.infer.evaluate import row_densities
 from numpyro_gpx.projection import latent_site, new_rows
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.predict import row_densities
 
 __all__ = ["row_model"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_gpx import checks
-from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.results.prediction import Prediction
 
 __all__ = ["Standardised", "standardise"]
 

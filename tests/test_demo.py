@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

@@ -18,9 +18,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer import evaluate, posteriors
 from numpyro_gpx.numerics.factor import factorise
 from numpyro_gpx.program.compile import lowered
+from numpyro_gpx.results import posteriors, predict
 
 X = jnp.linspace(-1.0, 1.0, 12)[:, None]
 Z = X[::3]
@@ -69,13 +69,11 @@ def test_no_program_factorises_a_batch(model):
     guided = (fit.posterior.guide, fit.params, fit.call, keys)
     draws = posteriors._draw(*guided)[0]
     programs = {
-        "sites": lowered(evaluate._sites_at, problem, components, fit.call, key, None),
-        "functions": lowered(
-            evaluate._latent_draws, problem, components, fit.call, key
-        ),
-        "parts": lowered(evaluate._parts_at, problem, components, fit.call, key),
-        "rows": lowered(evaluate._row_densities_at, problem, components, key),
-        "pointwise": lowered(evaluate._pointwise, problem, draws, key),
+        "sites": lowered(predict._sites_at, problem, components, fit.call, key, None),
+        "functions": lowered(predict._latent_draws, problem, components, fit.call, key),
+        "parts": lowered(predict._parts_at, problem, components, fit.call, key),
+        "rows": lowered(predict._row_densities_at, problem, components, key),
+        "pointwise": lowered(predict._pointwise, problem, draws, key),
         "draws": lowered(posteriors._draw, *guided),
         "beliefs": lowered(posteriors._beliefs, *guided),
     }

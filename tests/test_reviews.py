@@ -14,12 +14,12 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.processes.latent import Gaussian
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target, draw_batch
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Plate, Structure
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 _rng = np.random.default_rng(3)
 X = np.sort(_rng.uniform(-2.0, 2.0, 16))[:, None]

@@ -14,9 +14,9 @@ import pytest
 from numpyro.diagnostics import effective_sample_size
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 _rng = np.random.default_rng(6)
 X = np.sort(_rng.uniform(-2.0, 2.0, 40))[:, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_gpx.comparison.targets import is_binary, noise_target
+from numpyro_gpx.results.targets import is_binary, noise_target
 
 __all__ = ["notes_for"]
 

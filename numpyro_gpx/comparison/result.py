@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_gpx.comparison.entries import scalar_entries
+from numpyro_gpx import plots
 from numpyro_gpx.comparison.notes import notes_for
 from numpyro_gpx.comparison.scores import ScoredRows, score_table
 from numpyro_gpx.comparison.sites import site_table
-from numpyro_gpx.comparison.targets import is_binary
 from numpyro_gpx.comparison.text import as_text
+from numpyro_gpx.results.entries import scalar_entries
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.targets import is_binary
 
 if TYPE_CHECKING:  # loaded on first use
     import pandas as pd
@@ -72,8 +73,6 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Marginal posteriors, distances to the reference and test scores."""
-        from numpyro_gpx import plots  # which imports this file
-
         return plots.comparison(self)
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_gpx.comparison.targets import labels, noise_target
-from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.results.prediction import Prediction
+from numpyro_gpx.results.targets import labels, noise_target
 
 __all__ = ["NUM_BINS", "ScoredRows", "score_table"]
 

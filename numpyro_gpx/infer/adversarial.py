@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from numpyro_gpx import checks
+from numpyro_gpx.guides.implicit import Implicit
 from numpyro_gpx.infer.game import Moves, Rules, discriminator_loss
 from numpyro_gpx.infer.problem import Result, VariationalProblem
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
@@ -102,8 +103,6 @@ def fit_implicit(
         thesis figure 4.1. Its learning rates are 0.05 (discriminator), 0.001
         (generator) and 0.025 (hyperparameters).
     """
-    from numpyro_gpx.guides.implicit import Implicit
-
     guide = checks.guide(guide, model)
     checks.instance("guide", guide, Implicit, "as in `gpx.guides.Implicit(model)`")
     counts = {

@@ -20,6 +20,7 @@ from numpyro.util import is_prng_key
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target, draw_batch
 from numpyro_gpx.program.starts import init_to_prior_median
+from numpyro_gpx.results.samplers import engine_name, kernel_params
 
 __all__ = ["Blackjax", "BlackjaxState"]
 
@@ -207,6 +208,16 @@ def _kind(algorithm) -> str:
         f"likelihood with a Gaussian prior, or a gradient estimator; its arguments are "
         f"{parameters}."
     )
+
+
+@engine_name.register
+def _(kernel: Blackjax) -> str:
+    return kernel.name
+
+
+@kernel_params.register
+def _(kernel: Blackjax) -> dict:
+    return dict(kernel.params or {})
 
 
 def _arguments(algorithm) -> list[str]:

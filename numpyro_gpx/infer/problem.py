@@ -16,13 +16,15 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_gpx import checks
-from numpyro_gpx.infer.posteriors import GuidePosterior
+from numpyro_gpx.guides.parts.base import SiteGuide
+from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.infer.retry import with_retry
-from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.elbo import Loss
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.posteriors import GuidePosterior
 
 __all__ = ["Result", "VariationalProblem"]
 
@@ -126,8 +128,6 @@ def _report_bound(fit: Fit, *, closed: bool) -> None:
 
 def _guide_setup(guide, program: Program) -> None:
     """Let the guide learn the model's sites from concrete arguments."""
-    from numpyro_gpx.guides.base import SiteGuide
-
     if isinstance(guide, SiteGuide):
         guide.adopt(program)
     elif isinstance(guide, AutoGuide) and guide.prototype_trace is None:
@@ -158,8 +158,6 @@ def _warm_start(init: Fit | None, guide, program: Program) -> dict[str, Any] | N
 
 def _means_the_same(init: Fit, guide, name: str) -> bool:
     """Whether a parameter means the same in the guide of another fit."""
-    from numpyro_gpx.guides.base import SiteGuide
-
     other = getattr(init.posterior, "guide", None)
     if isinstance(guide, SiteGuide) and isinstance(other, SiteGuide):
         return guide.meaning(name) == other.meaning(name)
@@ -168,8 +166,6 @@ def _means_the_same(init: Fit, guide, name: str) -> bool:
 
 def _mean_theta(init: Fit, guide) -> dict:
     """The start of a Gaussian guide's `q(theta)` at the mean of other draws."""
-    from numpyro_gpx.guides.gaussian import GaussianGuide
-
     if not isinstance(guide, GaussianGuide):
         return {}
     draws, sites = init.draws(), guide.structure.latents

@@ -16,17 +16,18 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_gpx import checks
 from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM, move_hyperparameters
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.infer.retry import NotFinite, with_retry
 from numpyro_gpx.infer.sghmc import SGHMC
-from numpyro_gpx.infer.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call, takes_options
 from numpyro_gpx.program.data import check_slopes
 from numpyro_gpx.program.density import Target, require_params
 from numpyro_gpx.program.noise import as_latent_noise
 from numpyro_gpx.program.noise import noise_sets as make_noise_sets
 from numpyro_gpx.program.program import Program
-from numpyro_gpx.results.fit import Fit, engine_name, kernel_params
+from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.posteriors import ChainPosterior
+from numpyro_gpx.results.samplers import engine_name, kernel_params
 
 __all__ = ["fit_mcmc", "fit_nuts", "fit_sghmc"]
 

@@ -36,6 +36,7 @@ from numpyro_gpx import checks
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target, draw_batch
 from numpyro_gpx.program.starts import init_to_prior_median
+from numpyro_gpx.results.samplers import kernel_params
 
 __all__ = ["SGHMC", "SGHMCState"]
 
@@ -200,3 +201,8 @@ def _gradient(target: Target, z: dict, key):
             mask = mask & (counts > 0)
         grad[name], moves[name] = g, mask
     return ravel_pytree(grad)[0], ravel_pytree(moves)[0]
+
+
+@kernel_params.register
+def _(kernel: SGHMC) -> dict:
+    return dict(kernel.params or {})

@@ -3,7 +3,6 @@
 __all__ = [
     "Kernel",
     "as_callable",
-    "as_inputs",
     "check_rank",
     "fit_columns",
 ]
@@ -16,7 +15,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike, Float
 
-from numpyro_gpx.fields import as_float
+from numpyro_gpx.fields import as_float, as_inputs
 
 
 class Kernel(eqx.Module):
@@ -121,19 +120,6 @@ def as_callable(fn: Any) -> Callable:
     if not callable(fn):
         raise TypeError(f"`fn` must be callable; got {type(fn).__name__}.")
     return jax.tree_util.Partial(fn) if jax.tree_util.all_leaves([fn]) else fn
-
-
-def as_inputs(name: str, X: ArrayLike) -> Float[Array, "N D"]:
-    """`X` as an array of floats, once it is known to have shape `(N, D)`."""
-    X = as_float(X)
-    if X.ndim == 1:
-        raise ValueError(
-            f"`{name}` must have shape (N, D); got {X.shape}. "
-            f"For one-dimensional inputs pass `{name}[:, None]`."
-        )
-    if X.ndim != 2:
-        raise ValueError(f"`{name}` must have shape (N, D); got {X.shape}.")
-    return X
 
 
 def check_rank(name: str, value: Array, *ranks: int) -> None:

@@ -13,8 +13,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import nonnegative
-from numpyro_gpx.kernels.base import Kernel, as_inputs, check_rank
+from numpyro_gpx.fields import as_inputs, nonnegative
+from numpyro_gpx.kernels.base import Kernel, check_rank
 
 
 class Sum(Kernel):

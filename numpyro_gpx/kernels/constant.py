@@ -5,8 +5,8 @@ __all__ = ["Constant", "White"]
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import nonnegative
-from numpyro_gpx.kernels.base import Kernel, as_inputs, check_rank
+from numpyro_gpx.fields import as_inputs, nonnegative
+from numpyro_gpx.kernels.base import Kernel, check_rank
 
 
 class Constant(Kernel):

@@ -8,7 +8,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
-from numpyro_gpx.kernels.base import Kernel, as_callable, as_inputs
+from numpyro_gpx.fields import as_inputs
+from numpyro_gpx.kernels.base import Kernel, as_callable
 
 
 class Warped(Kernel):

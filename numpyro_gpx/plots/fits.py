@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx.comparison import (
-    Comparison,
-    entry_labels,
-    scalar_entries,
-    target_support,
-)
+from numpyro_gpx.results.entries import entry_labels, scalar_entries
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.targets import target_support
 from numpyro_gpx.sites.observation import observation
 
 if TYPE_CHECKING:  # loaded on first use
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from numpyro_gpx.comparison import Comparison
 
 __all__ = ["comparison", "posteriors", "predictions", "styles"]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from numpyro_gpx import checks
 from numpyro_gpx.plots.fits import styles
-from numpyro_gpx.prediction import Prediction
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.prediction import Prediction
 
 if TYPE_CHECKING:  # loaded on first use
     from matplotlib.axes import Axes

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from numpyro_gpx.fields import as_inputs
 from numpyro_gpx.inducing import Data, Points, psi
 from numpyro_gpx.kernels import (
     RBF,
@@ -41,7 +42,6 @@ from numpyro_gpx.kernels import (
     Sum,
     White,
 )
-from numpyro_gpx.kernels.base import as_inputs
 from numpyro_gpx.uncertain import InputBelief
 
 __all__ = ["Psi", "psi2_rows", "psi_statistics"]

@@ -1,4 +1,4 @@
-"""One result for every engine: draws, predictions, functions, diagnostics."""
+"""One result for every engine: draws, predictions, functions, bounds."""
 
 from __future__ import annotations
 
@@ -6,42 +6,34 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.infer.blackjax_kernel import Blackjax
-from numpyro_gpx.infer.evaluate import (
-    Problem,
-    bound_estimates,
-    latent_draws,
-    parts_at,
-    sites_at,
-)
-from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior, Posterior
-from numpyro_gpx.infer.sghmc import SGHMC
-from numpyro_gpx.infer.threads import single_blas_thread
-from numpyro_gpx.prediction import Prediction
+from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import require_params
 from numpyro_gpx.program.elbo import ELBO, Loss
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
-from numpyro_gpx.rows import row_chunks
+from numpyro_gpx.results.arviz import to_arviz
+from numpyro_gpx.results.bound import Estimate, estimate
+from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior, Posterior
+from numpyro_gpx.results.predict import (
+    Problem,
+    latent_draws,
+    parts_at,
+    sites_at,
+)
+from numpyro_gpx.results.prediction import Prediction
+from numpyro_gpx.results.rows import row_chunks, row_values
+from numpyro_gpx.results.samplers import engine_name, kernel_params
+from numpyro_gpx.results.save import save
 
-__all__ = ["Estimate", "Fit", "Moments", "engine_name", "kernel_params"]
+__all__ = ["Fit", "Moments"]
 
 # Rows predicted at once.
 _CHUNK_ROWS = 1024
-
-
-class Estimate(NamedTuple):
-    """A Monte Carlo estimate with its standard error."""
-
-    value: float
-    standard_error: float
 
 
 class Moments(NamedTuple):
@@ -236,7 +228,7 @@ class Fit:
         if given and not args and not self.call.takes_inputs:
             kwargs.setdefault("num_rows", len(next(iter(given.values()))))
         call = self.new_call(*args, **kwargs)
-        given = self._given(given, call.num_rows)
+        given = row_values(self.structure, given, call.num_rows)
         components = self.global_components(num_components, given)
         chunks, sizes = [], []
         pieces = row_chunks(self.program, call, problem.site, chunk_rows, given)
@@ -335,7 +327,7 @@ class Fit:
         drawn, so that it is a bound whatever their rule; a fit of the
         importance-weighted bound reports that one.
         """
-        return self._estimate(self.loss.bound(), num_particles, key)
+        return estimate(self, self.loss.bound(), num_particles, key)
 
     def objective(self, num_particles: int = 200, *, key=None) -> Estimate:
         """What the fit maximised, on the training data; NaN for samplers.
@@ -343,35 +335,13 @@ class Fit:
         Differs from `elbo` where latent inputs are integrated by a rule: with one of
         low order it is no bound.
         """
-        return self._estimate(self.loss, num_particles, key)
+        return estimate(self, self.loss, num_particles, key)
 
     @property
     def integrates_latents(self) -> bool:
         """Whether latent inputs were integrated by a rule."""
         posterior = self.posterior
         return isinstance(posterior, GuidePosterior) and posterior.integrates_latents()
-
-    def _estimate(self, loss, num_particles, key) -> Estimate:
-        posterior = self.posterior
-        if not isinstance(posterior, GuidePosterior):
-            return Estimate(float("nan"), float("nan"))
-        by_rule = isinstance(loss, ELBO) and not loss.draw_latents
-        exact = (
-            posterior.deterministic_objective()
-            if by_rule
-            else posterior.deterministic_given_beliefs()
-        )
-        if exact and not (self.batch_size or self.structure.noise):
-            num_particles = 1
-        call = self.call.batched(self.batch_size)
-        keys = jr.split(self.key if key is None else key, num_particles)
-        with single_blas_thread():
-            found = bound_estimates(call, posterior.guide, self.params, keys, loss)
-        values = np.asarray(found)
-        error = 0.0
-        if num_particles > 1:
-            error = float(values.std(ddof=1) / np.sqrt(num_particles))
-        return Estimate(float(values.mean()), error)
 
     def to_arviz(
         self,
@@ -396,14 +366,10 @@ class Fit:
             expected_log_likelihood, sample_stats, observed_data; of a model without
             data, the posterior alone.
         """
-        from numpyro_gpx.diagnostics import to_arviz
-
         return to_arviz(self, num_draws, log_likelihood, posterior_predictive)
 
     def save(self, path) -> None:
         """Write the fit to `path` (NumPy archive, no pickle); see `gpx.load`."""
-        from numpyro_gpx.storage import save
-
         save(self, path)
 
     @property
@@ -442,23 +408,6 @@ class Fit:
             )
         return site
 
-    def _given(self, given, num_rows) -> dict:
-        """Values of row-local sites, checked."""
-        values = {name: jnp.asarray(x) for name, x in (given or {}).items()}
-        names = self.structure.row_sites
-        for name, x in values.items():
-            if name not in names:
-                raise ValueError(
-                    f"`given` must hold sites of the rows, {list(names)}; got {name!r}."
-                )
-            shape = (num_rows, *self.structure.latents[name].shape[1:])
-            if x.shape != shape:
-                raise ValueError(
-                    f"`given[{name!r}]` must have shape {shape}; got {x.shape}."
-                )
-            checks.finite(f"given[{name!r}]", x)
-        return values
-
     def global_components(self, number: int | None = None, given=()) -> dict[str, Any]:
         """Values of global sites, draws or beliefs, with a leading axis.
 
@@ -486,19 +435,3 @@ class Fit:
 
 # Samplers without an accept step.
 _BIASED = ("csgld", "mclmc", "sghmc", "sgld", "sgnht")
-
-
-def engine_name(kernel) -> str:
-    """What reports call a kernel: its own name, for `Blackjax` the algorithm's."""
-    if isinstance(kernel, Blackjax):
-        return kernel.name
-    return type(kernel).__name__.lower()
-
-
-def kernel_params(kernel) -> dict:
-    """Values of `numpyro.param`s that a kernel evaluates its model with."""
-    if isinstance(kernel, Blackjax | SGHMC):
-        return dict(kernel.params or {})
-    if isinstance(kernel.model, handlers.substitute):
-        return dict(kernel.model.data or {})
-    return {}

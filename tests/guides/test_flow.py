@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
-from numpyro_gpx.guides.networks import Network
+from numpyro_gpx.guides.parts.networks import Network
 
 RNG = np.random.default_rng(31)
 N = 9
@@ -422,7 +422,7 @@ def divergence(model, X, y, exact, mixing):
         key=jr.key(0), num_steps=steps, loss=gpx.infer.ELBO(4), progress=False,
         optimizer=optax.adam(optax.cosine_decay_schedule(0.01, steps)),
     )  # fmt: skip
-    draws, log_q = fit.posterior.weighed(4000)
+    draws, log_q = fit.posterior.weighted(4000)
     ratio = np.asarray(log_q) - exact.logpdf(np.asarray(draws["f"]))
     return np.mean(ratio), np.std(ratio) / np.sqrt(4000), fit
 

@@ -15,12 +15,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpyro import handlers
 
 import numpyro_gpx as gpx
-from numpyro_gpx.guides.networks import Network
+from numpyro_gpx.guides.parts.networks import Network
 from numpyro_gpx.infer import game
 from numpyro_gpx.infer.adversarial import judge
 from numpyro_gpx.infer.game import Moves, Rules, _moved, discriminator_loss
 from numpyro_gpx.infer.problem import VariationalProblem
 from numpyro_gpx.program import density
+from numpyro_gpx.program.call import Call
 
 RNG = np.random.default_rng(17)
 N = 20

@@ -131,7 +131,7 @@ def test_known_inputs_give_the_kernel_itself(name):
     assert_allclose(rows, Kfu[:, :, None] * Kfu[:, None, :], rtol=1e-13, atol=1e-14)
 
 
-def weighed(kernel, belief, Z, weights):
+def weighted(kernel, belief, Z, weights):
     """A scalar in which every entry counts differently, and the statistics."""
     psi = psi_statistics(kernel, belief, Z, weights)
     factors = [jnp.sin(1.0 + jnp.arange(x.size, dtype=x.dtype)) for x in psi]
@@ -145,7 +145,7 @@ _, unravel = ravel_pytree((KERNELS["RBF + Linear"], BELIEF, Z, WEIGHTS))
 @jax.jit
 def gradient_and_differences(vector):
     def value(v):
-        return weighed(*unravel(v))[0]
+        return weighted(*unravel(v))[0]
 
     steps = 1e-5 * jnp.eye(vector.size)
     moved = jnp.concatenate([steps, -steps]) + vector[None, :]

@@ -11,10 +11,10 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import ChainPosterior
 from numpyro_gpx.sites.observed import ExpectedLikelihood
 
 _rng = np.random.default_rng(2)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from numpyro_gpx.guides.networks import Network
+from numpyro_gpx.guides.parts.networks import Network
 
 __all__ = ["Blocks", "Discriminator", "Moments", "gaussian_log_density"]
 

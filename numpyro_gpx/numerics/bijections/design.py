@@ -9,12 +9,15 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from numpyro_gpx.flows.base import Bijection, Chain, Stack
-from numpyro_gpx.flows.channels import ChannelMixing
-from numpyro_gpx.flows.coupling import SplineCoupling
-from numpyro_gpx.flows.layout import Layout
-from numpyro_gpx.flows.points import PointMixing
-from numpyro_gpx.flows.splines import ElementwiseSplines, num_spline_parameters
+from numpyro_gpx.numerics.bijections.base import Bijection, Chain, Stack
+from numpyro_gpx.numerics.bijections.channels import ChannelMixing
+from numpyro_gpx.numerics.bijections.coupling import SplineCoupling
+from numpyro_gpx.numerics.bijections.layout import Layout
+from numpyro_gpx.numerics.bijections.points import PointMixing
+from numpyro_gpx.numerics.bijections.splines import (
+    ElementwiseSplines,
+    num_spline_parameters,
+)
 
 __all__ = ["Design", "Start"]
 

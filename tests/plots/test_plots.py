@@ -14,9 +14,9 @@ import matplotlib.pyplot as plt
 
 import numpyro_gpx as gpx
 from numpyro_gpx import plots
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 X = np.linspace(-1.0, 1.0, 6)[:, None]
 Y = np.array([0.1, 0.4, -0.2, 0.5, 0.9, 0.3])

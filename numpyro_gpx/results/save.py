@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx import guides, infer
-from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
+from numpyro_gpx import guides
 from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.elbo import ELBO
+from numpyro_gpx.program.importance import ImportanceWeighted
 from numpyro_gpx.program.program import Program
-from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
 
-__all__ = ["load", "save"]
+if TYPE_CHECKING:
+    from numpyro_gpx.results.fit import Fit
+
+__all__ = ["read", "save"]
 
 _FORMAT = 1
 _PLAIN = (type(None), bool, int, float, str)
+_LOSSES = {kind.__name__: kind for kind in (ELBO, ImportanceWeighted)}
 
 
 def save(fit: Fit, path) -> None:
@@ -65,16 +70,8 @@ def save(fit: Fit, path) -> None:
         )
 
 
-def load(path, model) -> Fit:
-    """Read a fit written by `Fit.save`.
-
-    Args:
-        path: The file.
-        model: The model that was fitted; functions are not saved.
-
-    Returns:
-        A fit whose predictions equal those of the saved one.
-    """
+def read(path, model) -> dict[str, Any]:
+    """What a fit is made of, by the names of its constructor; see `gpx.load`."""
     with np.load(Path(path), allow_pickle=False) as archive:
         if "record" not in archive.files:
             raise ValueError(f"`{path}` was not written by `Fit.save`.")
@@ -95,14 +92,17 @@ def load(path, model) -> Fit:
             "`model` must be the one that was fitted, with sites of the shapes "
             f"{record['sites']}; it has {sites}."
         )
-    return Fit(
-        program, _posterior(record, arrays, call, params),
-        engine=record["engine"], params=params, seconds=record["seconds"],
-        batch_size=record["batch_size"],
-        info={n: _restore(arrays, x) for n, x in record["info"].items()},
-        sample_stats={n: arrays[x] for n, x in record["sample_stats"].items()},
-        loss=getattr(infer, record["loss"]["name"])(**record["loss"]["config"]),
-    )  # fmt: skip
+    return {
+        "program": program,
+        "posterior": _posterior(record, arrays, call, params),
+        "engine": record["engine"],
+        "params": params,
+        "seconds": record["seconds"],
+        "batch_size": record["batch_size"],
+        "info": {n: _restore(arrays, x) for n, x in record["info"].items()},
+        "sample_stats": {n: arrays[x] for n, x in record["sample_stats"].items()},
+        "loss": _LOSSES[record["loss"]["name"]](**record["loss"]["config"]),
+    }
 
 
 def _shapes(structure) -> dict[str, list[int]]:

@@ -77,7 +77,7 @@ def test_loo_of_the_full_gp_agrees_with_refits(fits, engine):
 
 def _loo_of_parts(fit):
     """Leave-one-out scores from ten disjoint sets of draws, `(10, N)`."""
-    from numpyro_gpx.infer.posteriors import ChainPosterior
+    from numpyro_gpx.results.posteriors import ChainPosterior
 
     draws = fit.draws(2000)["f"]
     scores = []
@@ -107,7 +107,7 @@ def test_loo_of_a_coarse_sparse_gp_agrees_with_refits():
 
 def test_loo_weighs_the_draws_of_a_wrong_guide_towards_the_target():
     """A guide off by half a standard deviation and 1.3 times too wide."""
-    from numpyro_gpx.infer.posteriors import ChainPosterior, GuidePosterior
+    from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
 
     _, mean, cov = _posterior_of_v(X, Y)
     scale_tril = np.linalg.cholesky(cov)
@@ -143,7 +143,7 @@ def test_rows_that_are_masked_are_no_data():
             likelihood = gpx.likelihoods.Gaussian(NOISE)
             gpx.observe("y", f(inputs), likelihood, obs=y, mask=mask)
 
-    from numpyro_gpx.infer.posteriors import ChainPosterior
+    from numpyro_gpx.results.posteriors import ChainPosterior
 
     keep = np.arange(16) % 5 != 2
     draws = ChainPosterior({"f": np.random.default_rng(4).normal(size=(1, 200, 4))})
@@ -179,7 +179,7 @@ def _naive_loo(fit):
 
 
 def test_exact_regression_has_loo_given_the_hyperparameters():
-    from numpyro_gpx.infer.posteriors import ChainPosterior
+    from numpyro_gpx.results.posteriors import ChainPosterior
 
     model = gpx.models.exact_gp(kernel=KERNEL)
     draws = ChainPosterior({"noise": np.full((1, 100), NOISE)})
@@ -193,7 +193,7 @@ def test_loo_of_exact_regression_leaves_a_row_out_of_the_hyperparameters_too():
 
     Against integration over the noise level on a grid; 4000 draws by its quantiles.
     """
-    from numpyro_gpx.infer.posteriors import ChainPosterior
+    from numpyro_gpx.results.posteriors import ChainPosterior
 
     y = Y.copy()
     y[7] += 1.5

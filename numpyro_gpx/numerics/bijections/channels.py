@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from numpyro_gpx.flows.base import Bijection
-from numpyro_gpx.flows.layout import Layout
+from numpyro_gpx.numerics.bijections.base import Bijection
+from numpyro_gpx.numerics.bijections.layout import Layout
 
 __all__ = ["ChannelMixing"]
 

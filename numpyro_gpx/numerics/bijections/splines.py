@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.flows.base import Bijection
+from numpyro_gpx.numerics.bijections.base import Bijection
 
 __all__ = ["ElementwiseSplines", "num_spline_parameters", "spline", "spline_inverse"]
 

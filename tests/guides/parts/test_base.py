@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
-from numpyro_gpx.guides.base import _standardised
+from numpyro_gpx.guides.parts.base import _standardised
 
 RNG = np.random.default_rng(63)
 N, M = 4, 3

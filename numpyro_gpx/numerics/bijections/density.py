@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from numpyro_gpx.flows.base import Bijection
+from numpyro_gpx.numerics.bijections.base import Bijection
 
 __all__ = ["along_the_path", "log_density"]
 

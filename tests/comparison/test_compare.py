@@ -14,9 +14,9 @@ from numpy.testing import assert_allclose
 import numpyro_gpx as gpx
 from numpyro_gpx.comparison import Comparison
 from numpyro_gpx.comparison.notes import _bound_notes
-from numpyro_gpx.infer.posteriors import ChainPosterior
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 Z = np.array([[-1.0], [0.2], [1.1]])
 X = np.linspace(-1.5, 1.5, 7)[:, None]

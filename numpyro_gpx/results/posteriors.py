@@ -62,7 +62,7 @@ class Posterior(abc.ABC):
         return draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
 
     @abc.abstractmethod
-    def weighed(self, num_draws: int) -> tuple[dict, np.ndarray | None]:
+    def weighted(self, num_draws: int) -> tuple[dict, np.ndarray | None]:
         """Draws `(S, ...)` with the log density `(S,)` they were drawn from.
 
         `None` for samplers, whose draws come from the target itself.
@@ -103,7 +103,7 @@ class ChainPosterior(Posterior):
         index = jr.choice(key, total, (num_draws,), replace=num_draws > total)
         return {name: jnp.asarray(x)[index] for name, x in flat.items()}
 
-    def weighed(self, num_draws):
+    def weighted(self, num_draws):
         return self.components(num_draws), None
 
 
@@ -191,7 +191,7 @@ class GuidePosterior(Posterior):
     def sample(self, key, num_draws):
         return self._run(_draw, jr.split(key, num_draws))[0]
 
-    def weighed(self, num_draws):
+    def weighted(self, num_draws):
         if not getattr(self.guide, "has_density", True):  # NumPyro's own have one
             raise ValueError(
                 f"{type(self.guide).__name__} has no density, which weights of its "

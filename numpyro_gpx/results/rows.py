@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import Predictive
 
+from numpyro_gpx import checks
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.program.structure import Structure
 
-__all__ = ["predictive", "row_chunks"]
+__all__ = ["predictive", "row_chunks", "row_values"]
 
 
 def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:
@@ -30,7 +34,6 @@ def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> C
         A callable `(key, *args, **kwargs)`: a dictionary of draws `(S, N, ...)` of the
         sites of the model that `draws` does not hold.
     """
-    from numpyro.infer import Predictive
 
     def sample(key, *args, **kwargs):
         trace = Call(model, args, kwargs).abstract_trace()
@@ -50,6 +53,30 @@ def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> C
         return Predictive(model, kept, params=params)(key, *args, **kwargs)
 
     return sample
+
+
+def row_values(structure: Structure, given: dict | None, num_rows: int) -> dict:
+    """Values of the rows' own sites, `(N, ...)` by name, checked.
+
+    Args:
+        structure: The model's sites.
+        given: What the user says of them.
+        num_rows: How many rows there are.
+    """
+    values = {name: jnp.asarray(x) for name, x in (given or {}).items()}
+    names = structure.row_sites
+    for name, x in values.items():
+        if name not in names:
+            raise ValueError(
+                f"`given` must hold sites of the rows, {list(names)}; got {name!r}."
+            )
+        shape = (num_rows, *structure.latents[name].shape[1:])
+        if x.shape != shape:
+            raise ValueError(
+                f"`given[{name!r}]` must have shape {shape}; got {x.shape}."
+            )
+        checks.finite(f"given[{name!r}]", x)
+    return values
 
 
 def row_chunks(

@@ -12,8 +12,8 @@ import pytest
 import scipy.interpolate
 from numpy.testing import assert_allclose
 
-from numpyro_gpx import flows
-from numpyro_gpx.flows.splines import num_spline_parameters
+from numpyro_gpx.numerics import bijections as flows
+from numpyro_gpx.numerics.bijections.splines import num_spline_parameters
 
 # Layers with different numbers of outputs and points, not in order of their points.
 SHAPES = {

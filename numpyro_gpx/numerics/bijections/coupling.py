@@ -6,8 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from numpyro_gpx.flows.base import Bijection
-from numpyro_gpx.flows.splines import spline, spline_inverse
+from numpyro_gpx.numerics.bijections.base import Bijection
+from numpyro_gpx.numerics.bijections.splines import spline, spline_inverse
 
 __all__ = ["SplineCoupling"]
 

@@ -1,0 +1,1 @@
+"""What guides are made of."""

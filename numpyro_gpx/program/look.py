@@ -1,0 +1,255 @@
+"""One look at a call: its trace, with the jaxpr of everything that it computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from numpyro import handlers
+from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
+
+from numpyro_gpx.program.call import Call, Trace
+from numpyro_gpx.program.compile import compiled
+from numpyro_gpx.program.contents import array_digest
+from numpyro_gpx.program.dataflow import (
+    Indexed,
+    dependencies,
+    indexed_by_plates,
+    only,
+    plate_indices,
+)
+from numpyro_gpx.sites.effects import recorded_calls
+from numpyro_gpx.sites.marks import GPMark, marked
+from numpyro_gpx.sites.observation import made_here, observation
+from numpyro_gpx.uncertain import InputBelief
+
+__all__ = ["Look", "Unit", "plate_sizes"]
+
+
+class Unit(NamedTuple):
+    """What a plate subsamples.
+
+    Attributes:
+        size: How many there are: rows, or blocks of rows.
+        arguments: Labels of the array arguments that follow the plate.
+    """
+
+    size: int
+    arguments: frozenset[str]
+
+
+def plate_sizes(trace: Trace) -> dict[str, int]:
+    """Sizes of all plates."""
+    return {
+        name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
+    }
+
+
+class Look:
+    """The trace of a call with the jaxpr of everything that it computes."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.trace: Trace = {}
+        arrays, static = eqx.partition(call, eqx.is_array)
+        _, self._tree = jax.tree.flatten(arrays)
+
+        def everything(flat, key):
+            here = eqx.combine(jax.tree.unflatten(self._tree, flat), static)
+            with handlers.block(), _MarkedPlates(), recorded_calls() as seen:
+                self.trace.update(here.trace({}, key))
+            return _outputs(self.trace, seen.calls)
+
+        flat = jax.tree.leaves(arrays)
+        self.jaxpr, shapes = jax.make_jaxpr(everything, return_shape=True)(
+            flat, jr.key(0)
+        )
+        self._flat = [*flat, jr.key(0)]
+        self._num_arguments = len(flat)
+        paths = jax.tree_util.tree_leaves_with_path(shapes)
+        self._places: dict[tuple[str, str], list[int]] = {}
+        for number, (path, _) in enumerate(paths):
+            place = (path[0].key, path[1].key)
+            self._places.setdefault(place, []).append(number)
+        self._shapes = shapes
+        self.indexed: list[Indexed] = indexed_by_plates(self.jaxpr)
+        self._depends = dependencies(self.jaxpr)
+        constants = list(map(jnp.asarray, self.jaxpr.consts))
+        # Inside `jit`, as where plain SVI is compiled, they have no values.
+        known = all(not_jax_tracer(c) for c in constants)
+        self._digests = [array_digest(c) for c in constants] if known else []
+        self._values: dict[str, tuple] | None = None
+        self._text: str | None = None
+
+    @property
+    def values(self) -> dict[str, tuple]:
+        """Concrete targets of the observed sites, with their checkers."""
+        if self._values is None:
+            wanted = {n: self._shapes["observed"][n] for n in self._shapes["observed"]}
+            numbers = [
+                i for name in wanted for i in self._places.get(("observed", name), [])
+            ]
+            program = only(self.jaxpr, numbers)
+            found = _evaluate(program, self._flat)
+            tree = jax.tree.structure(wanted)
+            self._values = jax.tree.unflatten(tree, [np.asarray(x) for x in found])
+        return self._values
+
+    @property
+    def read_by_inducing(self) -> dict[str, list[int]]:
+        """GP site to the arguments that its inducing variables depend on."""
+        return {
+            name: sorted(self._arguments_of("inducing", name))
+            for name in self._shapes["inducing"]
+        }
+
+    @property
+    def targets(self) -> dict[str, str]:
+        labels = self.call.labels()
+        found = {}
+        for name in self._shapes["observed"]:
+            numbers = self._places.get(("observed", name), [])[:1]
+            read = sorted(set().union(*(self._depends[i] for i in numbers)))
+            read = [i for i in read if i < self._num_arguments]
+            if len(read) == 1:
+                found[name] = labels[read[0]]
+        return found
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        lengths = [np.shape(x)[:1] for x in self._flat[: self._num_arguments]]
+        indexed = {i.argument: i.plate for i in self.indexed if i.argument is not None}
+        labels = self.call.labels()
+        found = {}
+        for plate, size in plate_sizes(self.trace).items():
+            sites = [
+                name
+                for name, site in self.trace.items()
+                if site["type"] == "sample"
+                and any(frame.name == plate for frame in site["cond_indep_stack"])
+            ]
+            read = frozenset().union(*(self._arguments_of("terms", n) for n in sites))
+            follows = {
+                i
+                for i, length in enumerate(lengths)
+                if length == (size,)
+                and (indexed[i] == plate if i in indexed else i in read)
+            }
+            found[plate] = Unit(size, frozenset(labels[i] for i in follows))
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        if self._text is None:
+            # The arguments are not part of the model: only their shapes are.
+            def program(constants, flat):
+                return jax.core.eval_jaxpr(self.jaxpr.jaxpr, constants, *flat)
+
+            constants = list(map(jnp.asarray, self.jaxpr.consts))
+            self._text = jax.jit(program).lower(constants, self._flat).as_text()
+        found = hashlib.sha256(self._text.encode())
+        found.update("".join(self._digests).encode())
+        return found.hexdigest()
+
+    def difference(self, other: Look) -> str | None:
+        """What another look at the same call found to be different, in words."""
+        pairs = zip(self._digests, other._digests, strict=False)
+        for number, (before, after) in enumerate(pairs):
+            if before != after:
+                shape = np.shape(self.jaxpr.consts[number])
+                return f"constant of shape {shape}"
+        same = len(self._digests) == len(other._digests)
+        if same and self.fingerprint == other.fingerprint:
+            return None
+        return "a number or a shape in it"
+
+    def at_own_rows(self) -> Call:
+        """The call, told which GPs are asked for at their own rows alone.
+
+        Only where the rows are the same numbers, whatever the sites' values are.
+        """
+        own = set()
+        for call in self._shapes["calls"]:
+            numbers = self._places[("calls", call)]
+            drawn = any(self._num_arguments in self._depends[i] for i in numbers)
+            if drawn or any(not not_jax_tracer(x) for x in self._flat):
+                continue
+            X, *rest = _evaluate(only(self.jaxpr, numbers), self._flat)
+            if len(rest) == 1 and np.array_equal(X, rest[0]):
+                own.add(call)
+        others = {call.site for call in self._shapes["every_call"] if call not in own}
+        sites = {call.site for call in own} - others
+        return dataclasses.replace(
+            self.call, own_rows=frozenset(own), multiply_only=frozenset(sites)
+        )
+
+    def _arguments_of(self, kind: str, name: str) -> frozenset[int]:
+        numbers = self._places.get((kind, name), [])
+        read = frozenset().union(*(self._depends[i] for i in numbers))
+        return frozenset(i for i in read if i < self._num_arguments)
+
+
+def _outputs(trace: Trace, calls: dict) -> dict[str, dict[Any, Any]]:
+    """What a look wants to know the origin of."""
+    samples = {n: s for n, s in trace.items() if s["type"] == "sample"}
+    return {
+        "observed": {
+            name: (site["value"], observation(site).checker())
+            for name, site in samples.items()
+            if site["is_observed"]
+        },
+        "inducing": {
+            name: mark.prior.inducing for name, mark in marked(trace, GPMark).items()
+        },
+        "terms": {name: _term(name, site) for name, site in samples.items()},
+        "calls": {
+            call: (record.X, record.gp.prior.inducing)
+            for call, record in calls.items()
+            if record.gp.prior.inducing.target == "exact"
+            and not isinstance(record.X, InputBelief)
+        },
+        "every_call": {call: () for call in calls},
+    }
+
+
+def _term(name: str, site):
+    fn, value = site["fn"], site["value"]
+    expected = tuple(fn.batch_shape) + tuple(fn.event_shape)
+    # A plain site may have more targets than it has parameters, as `Normal(0, 1)` has.
+    given = jnp.shape(value)
+    plain = not made_here(fn) and given[len(given) - len(expected) :] == expected
+    if site["is_observed"] and given != expected and not plain:
+        raise ValueError(
+            f"Targets of site `{name}` have shape {given}; the site has "
+            f"{expected}. `X` and `y` must have the same number of rows."
+        )
+    return jnp.sum(fn.log_prob(value))
+
+
+def _evaluate(program, flat) -> list:
+    if not program.jaxpr.eqns:  # targets that are arguments: nothing to compile
+        return jax.core.eval_jaxpr(program.jaxpr, program.consts, *flat)
+
+    def run(constants, flat):
+        return jax.core.eval_jaxpr(program.jaxpr, constants, *flat)
+
+    constants = list(map(jnp.asarray, program.consts))
+    return compiled(run, constants, flat, optimise=False)(constants, flat)
+
+
+class _MarkedPlates(Messenger):
+    """Marks the indices of plates, so that the jaxpr tells who is indexed by them."""
+
+    def process_message(self, msg):
+        if msg["type"] == "plate":
+            chosen = msg["value"]
+            if chosen is None:  # a subsample, any will do
+                chosen = jnp.arange(msg["args"][1])
+            msg["value"] = plate_indices(msg["name"], chosen)

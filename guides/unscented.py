@@ -115,9 +115,7 @@ class UnscentedLatent(GaussianGuide):
 
     @classmethod
     def rebuild(cls, model, config):
-        from numpyro_gpx import guides
-
-        inner = getattr(guides, config["inner"]["name"])
+        inner = GaussianGuide.named(config["inner"]["name"])
         rule = getattr(cubature, config["rule"]["name"])(**config["rule"]["config"])
         widths = config["encoder"]
         return cls(

@@ -14,6 +14,7 @@ from numpyro_gpx import (
     means,
     models,
     plots,
+    testing,
     timeseries,
 )
 from numpyro_gpx.comparison import compare
@@ -61,5 +62,6 @@ __all__ = [
     "propagate",
     "stack",
     "standardise",
+    "testing",
     "timeseries",
 ]

@@ -43,7 +43,9 @@ LONG_FILES = (
     "test_examples.py",
     "test_demo.py",
     "test_gplvm.py",
-    "test_diagnostics.py",
+    "test_loo.py",
+    "test_frozen.py",
+    "test_hang.py",
 )
 
 
@@ -66,15 +68,34 @@ def few_programs():
         jax.clear_caches()
 
 
+def _forbids_promotion(path: Path) -> bool:
+    """Whether a test file is about array code, which spells ranks out."""
+    return path.relative_to(Path(__file__).parent).parts[0] in ARRAY_CODE
+
+
 @pytest.fixture(autouse=True)
 def explicit_ranks(request):
     """Make `(N,) - (N, 1)` an error in tests of array code."""
-    part = request.path.relative_to(Path(__file__).parent).parts[0]
-    if part.removeprefix("test_").removesuffix(".py") in ARRAY_CODE:
+    if _forbids_promotion(request.path):
         with jax.numpy_rank_promotion("raise"):
             yield
     else:
         yield
+
+
+@pytest.fixture
+def forbids_promotion():
+    return _forbids_promotion
+
+
+@pytest.fixture
+def array_code():
+    return ARRAY_CODE
+
+
+@pytest.fixture
+def long_files():
+    return LONG_FILES
 
 
 @pytest.fixture

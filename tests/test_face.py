@@ -18,7 +18,7 @@ FACE = """
     Fit load compare loo
     jitter standardise
     kernels means likelihoods links inducing inputs models guides infer cubature plots
-    latent_space timeseries cache
+    latent_space timeseries cache testing
 """
 
 NAMESPACES = {
@@ -71,6 +71,9 @@ NAMESPACES = {
     "plots": """
         comparison latent_space link manifold posteriors predictions reconstructions
         relevance simulation styles
+    """,
+    "testing": """
+        check_inducing check_kernel check_likelihood
     """,
     "timeseries": """
         lagged simulate simulate_paths
@@ -200,7 +203,7 @@ SIGNATURES = {
 RESERVED = {
     "": """
         fit engines fit_guided fit_cavi fit_sites marginal observe_blocks integrable
-        sparse optimizers testing diagnose calibrate
+        sparse optimizers diagnostics diagnose calibrate
     """,
     "inputs": "at linear layer",
     "inducing": "Fourier Basis Laplacian Patches",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -116,15 +115,3 @@ def test_a_bare_models_is_not_imported():
     for name in ("models", "guides"):
         module = sys.modules.get(name)
         assert module is None or not Path(module.__file__).is_relative_to(ROOT)
-
-
-@pytest.mark.parametrize("folder", ["models", "guides"])
-def test_models_know_no_guides_and_guides_no_models(folder):
-    """A new one of either touches no file of the other."""
-    (other,) = {"models", "guides"} - {folder}
-    files = sorted((ROOT / folder).glob("*.py"))
-    assert files
-    for path in files:
-        imported = re.findall(r"^\s*(?:from|import) (.*)", path.read_text(), re.M)
-        named = [line for line in imported if re.search(rf"\b{other}\b", line)]
-        assert not named, f"{path.name} imports {named}"

@@ -49,6 +49,12 @@ class GaussianGuide(SiteGuide):
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.theta = theta
 
+    @classmethod
+    def named(cls, name: str) -> type[GaussianGuide]:
+        """The Gaussian guide of this name, for saved fits."""
+        kinds = {kind.__name__: kind for kind in cls.__subclasses__()}
+        return kinds[name]
+
     @property
     def config(self) -> dict[str, Any]:
         return {"theta": self.theta, "prefix": self.prefix}

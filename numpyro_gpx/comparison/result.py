@@ -171,13 +171,13 @@ def _check_fits(fits, reference):
         )
 
 
-def _check_rows(args, y):
-    if not args or np.ndim(args[0]) == 0:
+def _check_rows(X_test, y):
+    if not X_test or np.ndim(X_test[0]) == 0:
         raise ValueError(
             "`X_test` must be an array of inputs (N, D), or a tuple of the model's "
             "arguments that starts with one."
         )
-    rows = np.shape(args[0])[0]
+    rows = np.shape(X_test[0])[0]
     if y.shape[:1] != (rows,):
         raise ValueError(
             f"`X_test` and `y_test` must have the same number of rows; got {rows} and "

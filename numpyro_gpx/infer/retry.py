@@ -41,7 +41,7 @@ def with_retry(attempt: Callable[[float | None], T], call: Call, params) -> T:
     try:
         return attempt(explicit_jitter())
     except NotFinite as first:
-        larger = _LARGER * current_jitter(_data_dtype(call.args))
+        larger = _LARGER * current_jitter(_data_dtype(call))
         warnings.warn(
             f"{first} Starting again with a relative jitter of {larger:.0e}.",
             RuntimeWarning,
@@ -57,11 +57,11 @@ def with_retry(attempt: Callable[[float | None], T], call: Call, params) -> T:
         ) from None
 
 
-def _data_dtype(args):
+def _data_dtype(call: Call):
     """The floating dtype of the data; float32 data may live beside float64."""
     floats = [
         x.dtype
-        for x in jax.tree.leaves(args)
+        for x in jax.tree.leaves(call.args)
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
     ]
     return jnp.result_type(*floats) if floats else jnp.result_type(float)

@@ -273,9 +273,9 @@ def _scores(ax, result):
     _tidy(ax)
 
 
-def _predictive_band(fit, args, site):
+def _predictive_band(fit, X, site):
     """Mean `(N,)`, band `(2, N)` or `None`, and whether targets are binary."""
-    prediction = fit.predict(*args, site=site)
+    prediction = fit.predict(*X, site=site)
     if prediction.mean.ndim != 1:
         raise ValueError(
             "`predictions` draws one output; the model has "
@@ -287,7 +287,7 @@ def _predictive_band(fit, args, site):
     likelihood = observation(fit.program.trace[fit.observed_site(site)]).likelihood
     if likelihood is None:
         return prediction.mean, None, True
-    f = _band(fit.predict(*args, site=site, of="latent"))
+    f = _band(fit.predict(*X, site=site, of="latent"))
     # Quantiles pass through the link, which is monotone.
     return prediction.mean, np.asarray(likelihood.distribution(f).mean), True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.random as jr
@@ -12,13 +12,13 @@ import numpy as np
 from numpyro_gpx import checks
 from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.density import require_params
 from numpyro_gpx.program.elbo import ELBO, Loss
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
 from numpyro_gpx.results.arviz import to_arviz
 from numpyro_gpx.results.bound import Estimate, estimate
-from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior, Posterior
+from numpyro_gpx.results.plain import mcmc_parts, svi_parts
+from numpyro_gpx.results.posteriors import GuidePosterior, Moments, Posterior
 from numpyro_gpx.results.predict import (
     Problem,
     latent_draws,
@@ -27,20 +27,13 @@ from numpyro_gpx.results.predict import (
 )
 from numpyro_gpx.results.prediction import Prediction
 from numpyro_gpx.results.rows import row_chunks, row_values
-from numpyro_gpx.results.samplers import engine_name, kernel_params
+from numpyro_gpx.results.samplers import approximation_of
 from numpyro_gpx.results.save import save
 
-__all__ = ["Fit", "Moments"]
+__all__ = ["Fit"]
 
 # Rows predicted at once.
 _CHUNK_ROWS = 1024
-
-
-class Moments(NamedTuple):
-    """Posterior means and standard deviations, of the shape of a site."""
-
-    mean: np.ndarray
-    sd: np.ndarray
 
 
 class Fit:
@@ -118,18 +111,7 @@ class Fit:
             key: Fixes the draws.
             kwargs: Keyword arguments of the model.
         """
-        params = result if isinstance(result, dict) else result.params
-        losses = None if isinstance(result, dict) else np.asarray(result.losses)
-        batch_size = kwargs.pop("batch_size", None)
-        key = jr.key(0) if key is None else key
-        program = Program.unchecked(Call.create(svi.model, args, kwargs))
-        posterior = GuidePosterior(svi.guide, params, program.call, key=key)
-        return cls(
-            program, posterior,
-            engine="svi", params=params, batch_size=batch_size,
-            info={} if losses is None else {"losses": losses},
-            loss=svi.loss if isinstance(svi.loss, Loss) else None,
-        )  # fmt: skip
+        return cls(**svi_parts(svi, result, *args, key=key, **kwargs))
 
     @classmethod
     def from_mcmc(
@@ -144,20 +126,8 @@ class Fit:
             params: Values of the model's `numpyro.param`s; by default the kernel's.
             kwargs: Keyword arguments of the model.
         """
-        model = mcmc.sampler.model
-        batch_size = kwargs.pop("batch_size", None)
-        program = Program.unchecked(Call.create(model, args, kwargs))
-        params = kernel_params(mcmc.sampler) if params is None else params
-        require_params(program.structure, params)
-        draws = mcmc.get_samples(group_by_chain=True)
-        draws = {name: draws[name] for name in program.structure.latents}
-        extra = mcmc.get_extra_fields(group_by_chain=True)
-        return cls(
-            program, ChainPosterior(draws),
-            engine=engine or engine_name(mcmc.sampler),
-            params=params, batch_size=batch_size,
-            sample_stats={name: np.asarray(x) for name, x in extra.items()},
-        )  # fmt: skip
+        parts = mcmc_parts(mcmc, *args, engine=engine, params=params, **kwargs)
+        return cls(**parts)
 
     @property
     def target(self) -> str:
@@ -171,11 +141,7 @@ class Fit:
     @property
     def approximation(self) -> str:
         """How the draws relate to the target density."""
-        if self.engine in ("svi", "lbfgs", "implicit"):
-            return "variational"
-        if self.engine in _BIASED:
-            return "biased by the step size"
-        return "asymptotically exact"
+        return approximation_of(self.engine)
 
     @property
     def is_mcmc(self) -> bool:
@@ -431,7 +397,3 @@ class Fit:
                     number, random_rows=random_rows
                 )
         return self._components[number, random_rows]
-
-
-# Samplers without an accept step.
-_BIASED = ("csgld", "mclmc", "sghmc", "sgld", "sgnht")

@@ -23,12 +23,19 @@ from numpyro_gpx.program.compile import run
 from numpyro_gpx.program.latent_site import LatentInput
 from numpyro_gpx.sites.marks import Held, find, is_auxiliary, marked
 
-__all__ = ["ChainPosterior", "GuidePosterior", "Posterior"]
+__all__ = ["ChainPosterior", "GuidePosterior", "Moments", "Posterior"]
 
 # Draws of the hyperparameters that predictions average over when q(theta) is Gaussian.
 _NUM_COMPONENTS = 100
 # Draws of a chain that predictions average over, evenly thinned.
 _MAX_CHAIN_COMPONENTS = 1000
+
+
+class Moments(NamedTuple):
+    """Posterior means and standard deviations, of the shape of a site."""
+
+    mean: np.ndarray
+    sd: np.ndarray
 
 
 class Posterior(abc.ABC):

@@ -1,4 +1,7 @@
-"""What samplers say of themselves; those that need to register here."""
+"""What engines are called, and what their draws are worth.
+
+Samplers with more to say register here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,18 @@ import functools
 
 from numpyro import handlers
 
-__all__ = ["engine_name", "kernel_params"]
+__all__ = ["approximation_of", "engine_name", "kernel_params"]
+
+_VARIATIONAL = ("implicit", "lbfgs", "svi")
+# Samplers without an accept step.
+_BIASED = ("csgld", "mclmc", "sghmc", "sgld", "sgnht")
+
+
+def approximation_of(engine: str) -> str:
+    """How an engine's draws relate to the target density."""
+    if engine in _VARIATIONAL:
+        return "variational"
+    return "biased by the step size" if engine in _BIASED else "asymptotically exact"
 
 
 @functools.singledispatch

@@ -481,7 +481,8 @@ def test_standardised_outputs_have_their_own_jacobians():
     raw_y = rng.normal(size=(20, 2)) * [5.0, 0.1] + [3.0, -8.0]
     data = gpx.standardise(rng.normal(size=(20, 1)), raw_y)
     shape = (1, 20, 2)
-    standard = FromDistribution(dist.Normal(jnp.zeros(shape), jnp.ones(shape)))
+    normal = jax.vmap(lambda m, s: FromDistribution(dist.Normal(m, s)))
+    standard = normal(jnp.zeros(shape), jnp.ones(shape))
     back = Prediction([standard], [20], jr.key(0)).rescaled(data.y_shift, data.y_scale)
     expected = scipy.stats.norm(data.y_shift, data.y_scale).logpdf(raw_y).sum(axis=1)
     assert_allclose(back.log_prob(raw_y), expected, rtol=1e-10)

@@ -37,9 +37,9 @@ class ChannelMixing(Bijection):
     """
 
     layout: Layout = eqx.field(static=True)
-    lower: Float[Array, "C C"]
-    upper: Float[Array, "C C"]
-    log_scale: Float[Array, " C"]
+    lower: Float[Array, "*B C C"]
+    upper: Float[Array, "*B C C"]
+    log_scale: Float[Array, "*B C"]
 
     def forward(self, x):
         L, U = self._factors

@@ -45,15 +45,15 @@ class SplineCoupling(Bijection):
         Durkan, Bekasov, Murray & Papamakarios (2019), section 3.
     """
 
-    order: Int[Array, " K"]
-    back: Int[Array, " K"]
-    free: Float[Array, "Ka R"]
-    hidden_in: Float[Array, "Ka H"]
-    hidden_bias: Float[Array, " H"]
-    hidden_mid: Float[Array, "H H"]
-    gains: Float[Array, "Kb H"]
-    readout: Float[Array, "H R2"]
-    offsets: Float[Array, "Kb R2"]
+    order: Int[Array, "*B K"]
+    back: Int[Array, "*B K"]
+    free: Float[Array, "*B Ka R"]
+    hidden_in: Float[Array, "*B Ka H"]
+    hidden_bias: Float[Array, "*B H"]
+    hidden_mid: Float[Array, "*B H H"]
+    gains: Float[Array, "*B Kb H"]
+    readout: Float[Array, "*B H R2"]
+    offsets: Float[Array, "*B Kb R2"]
     bound: float = eqx.field(static=True)
 
     def forward(self, x):

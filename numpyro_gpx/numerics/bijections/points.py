@@ -31,8 +31,8 @@ class PointMixing(Bijection):
     """
 
     layout: Layout = eqx.field(static=True)
-    lower: tuple[Float[Array, "_ _"] | None, ...]
-    reverse: Bool[Array, ""]
+    lower: tuple[Float[Array, "... _ _"] | None, ...]
+    reverse: Bool[Array, "*B"]
 
     def forward(self, x):
         return self._each(x, lambda L, layer: layer @ L.T), jnp.zeros((), x.dtype)
@@ -66,8 +66,8 @@ class TriangularAffine(Bijection):
         scale_tril: `L` with a positive diagonal, `(P, M, M)`.
     """
 
-    loc: Float[Array, "P M"]
-    scale_tril: Float[Array, "P M M"]
+    loc: Float[Array, "*B P M"]
+    scale_tril: Float[Array, "*B P M M"]
 
     def forward(self, x):
         product = jnp.einsum("pij,pj->pi", self.scale_tril, x.reshape(self.loc.shape))

@@ -92,7 +92,7 @@ class ElementwiseSplines(Bijection):
         bound: Half the side of the box.
     """
 
-    raw: Float[Array, "K R"]
+    raw: Float[Array, "*B K R"]
     bound: float = eqx.field(static=True)
 
     def forward(self, x):

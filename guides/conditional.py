@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
+from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.processes.collapse import from_precision
@@ -54,7 +55,14 @@ class ConditionalGaussian(GaussianGuide):
     ):
         super().__init__(model, theta=theta, prefix=prefix, init_loc_fn=init_loc_fn)
 
-    def belief(self, name, theta, call):
+    def beliefs(self, theta, call):
+        gps = marked(self.trace_given(theta, call), GPMark)
+        return tuple(
+            Group.alone(name, self._belief(name, gps[name]))
+            for name in self.structure.gps
+        )
+
+    def _belief(self, name, gp: GPMark):
         site = self.structure.latents[name]
         size = site.shape[-1]
         loc = numpyro.param(
@@ -65,7 +73,6 @@ class ConditionalGaussian(GaussianGuide):
             jnp.broadcast_to(jnp.eye(size, dtype=site.dtype), (*site.shape, size)),
             constraint=dense_factor,
         )
-        gp = marked(self.trace_given(theta, call), GPMark)[name]
         m = gp.prior.inducing_mean(gp.num_outputs)  # (M,) or (P, M)
 
         def one_output(factor, m, loc, precision_tril):

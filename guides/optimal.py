@@ -3,8 +3,10 @@ r"""The optimal Gaussian guide: :math:`q^*(v \mid \theta)` in closed form."""
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from numpyro_gpx.beliefs import GaussianBelief
+from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.processes.collapse import (
     GaussianRows,
@@ -65,12 +67,12 @@ class OptimalGaussian(GaussianGuide):
             )
         super().learn(structure, call)
 
-    def belief(self, name, theta, call):
-        return self.held(name, theta, call, {}).belief
+    def beliefs(self, theta, call):
+        return tuple(held.group for held in self.held(theta, call, {}))
 
-    def held(self, name, theta, call, latents):
+    def held(self, theta, call, latents):
         """The belief; and the bound, if one covariance serves all outputs."""
-        (observed,) = self.structure.observed
+        (name,), (observed,) = self.structure.gps, self.structure.observed
 
         def sites(values):
             trace = self.trace_given({**theta, **values}, call)
@@ -80,23 +82,25 @@ class OptimalGaussian(GaussianGuide):
         def rows(values):
             return rows_at(*sites(values))
 
-        points, weights, beliefs = integration(latents)
+        axis, beliefs = integration(latents)
         signed = any(latent.signed for latent in latents.values())
         # Shapes and what does not depend on the points; the rest is not computed.
-        seen, y, scale = sites(jax.tree.map(lambda x: x[0], points) | beliefs)
+        seen, y, scale = sites(beliefs if axis is None else axis.first())
         gp = seen.gp
-        if points:
-            every = jax.vmap(rows)(points)
-        else:
+        if axis is None:
             every = jax.tree.map(lambda x: x[None], rows(beliefs))
+            weights = jnp.ones(1)
+        else:
+            every, weights = jax.vmap(rows)(axis.values), axis.weights
         belief, bound = _solve(seen, every, weights, y, signed)
         if not gp.whiten:
             shift = gp.prior.inducing_mean(None if y.ndim == 1 else y.shape[1])
             belief = belief.affine(shift, gp.prior.lower())
         if bound is None:
-            return Held(belief)
+            return (Held(Group.alone(name, belief)),)
         bound = bound if scale is None else scale * bound
-        return Held(belief, Collapsed(self.model, observed, bound))
+        collapsed = Collapsed(self.model, observed, bound)
+        return (Held(Group.alone(name, belief), collapsed),)
 
 
 def _solve(seen: GaussianRows, rows: Rows, weights, y, signed):

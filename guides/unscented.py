@@ -151,11 +151,11 @@ class UnscentedLatent(GaussianGuide):
         self.learn(structure.without_rows(), call)
         self.inner.learn(structure.without_rows(), call)
 
-    def belief(self, name, theta, call):
-        return self.inner.belief(name, theta, call)
+    def beliefs(self, theta, call):
+        return self.inner.beliefs(theta, call)
 
-    def held(self, name, theta, call, latents):
-        return self.inner.held(name, theta, call, latents)
+    def held(self, theta, call, latents):
+        return self.inner.held(theta, call, latents)
 
     def row_beliefs(self, params: dict, *args, **kwargs) -> dict[str, InputBelief]:
         """Means and scales of the rows' latent inputs, on the real line, by site."""

@@ -7,6 +7,7 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
+from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.base import INNER_SCALE
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
@@ -48,7 +49,10 @@ class WhitenedGaussian(GaussianGuide):
     def config(self):
         return {**super().config, "covariance": self.covariance}
 
-    def belief(self, name, theta, call):
+    def beliefs(self, theta, call):
+        return tuple(Group.alone(n, self._belief(n)) for n in self.structure.gps)
+
+    def _belief(self, name):
         site = self.structure.latents[name]
         start = INNER_SCALE if site.inner else 1.0
         loc = numpyro.param(

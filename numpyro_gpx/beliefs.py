@@ -26,6 +26,7 @@ __all__ = [
     "as_infer",
     "gaussian_base",
     "kl_to_prior",
+    "not_gaussian",
 ]
 
 
@@ -198,10 +199,7 @@ def kl_to_prior(belief: Belief, prior: dist.Distribution) -> Array:
         diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
         prior_log_det = 2.0 * jnp.sum(jnp.log(diagonal), axis=-1)
     else:
-        raise TypeError(
-            "A Gaussian belief can only be integrated against a Normal or "
-            f"MultivariateNormal prior; got {type(_innermost(prior)).__name__}."
-        )
+        raise not_gaussian(prior)
     twice_kl = (
         trace
         + jnp.sum(whitened_mean**2, axis=-1)
@@ -221,6 +219,14 @@ def gaussian_base(
     """
     base = _innermost(prior)
     return base if isinstance(base, dist.Normal | dist.MultivariateNormal) else None
+
+
+def not_gaussian(prior: dist.Distribution) -> TypeError:
+    """What to raise where a prior is no Gaussian."""
+    return TypeError(
+        "A Gaussian belief can only be integrated against a Normal or "
+        f"MultivariateNormal prior; got {type(_innermost(prior)).__name__}."
+    )
 
 
 def _innermost(prior):

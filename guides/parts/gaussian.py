@@ -18,6 +18,7 @@ from numpyro.distributions import constraints
 
 from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief, DiagonalBelief
+from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.program.call import Call
@@ -65,29 +66,43 @@ class GaussianGuide(SiteGuide):
         return f"Fit without `batch_size`, or wrap it: {wrapped}."
 
     @abc.abstractmethod
-    def belief(self, name: str, theta: dict, call: Call) -> Belief:
-        """Belief about GP site `name`, given the hyperparameters."""
+    def beliefs(self, theta: dict, call: Call) -> tuple[Group, ...]:
+        """What is believed of all GP sites, given the hyperparameters."""
 
-    def held(self, name: str, theta: dict, call: Call, latents: dict) -> Held:
-        """What the bound may know of GP site `name`: its belief, and more.
+    def held(self, theta: dict, call: Call, latents: dict) -> tuple[Held, ...]:
+        """What the bound may know of the GP sites: beliefs, and more.
 
         Args:
-            name: The site.
             theta: Hyperparameters.
             call: The model with its arguments.
             latents: `LatentInput`s by site; only guides that look at the data need it.
         """
-        return Held(self.belief(name, theta, call))
+        return tuple(Held(group) for group in self.beliefs(theta, call))
 
     def __call__(self, *args, **kwargs):
         call = self._heard(*args, **kwargs)
         theta = self._sample_theta(call)
         rows, latents = self._sample_rows(call)
         values = {**theta, **rows}
-        for name, held in self._held(theta, call, latents):
-            fn = held.belief.distribution()
-            values[name] = numpyro.sample(name, fn, infer=as_infer(held))
+        for held in self._held(theta, call, latents):
+            values |= self._sample_held(held)
         return values
+
+    def _sample_held(self, held: Held) -> dict:
+        """Draw the sites of a group: each by itself, or all of them jointly."""
+        group = held.group
+        if not group.is_joint:
+            ((name, belief),) = group.beliefs.items()
+            fn = belief.distribution()
+            return {name: numpyro.sample(name, fn, infer=as_infer(held))}
+        name = f"_{self.prefix}_{'_'.join(group.beliefs)}"
+        marks = {**AUXILIARY, **as_infer(held)}
+        drawn = group.split(numpyro.sample(name, group.distribution(), infer=marks))
+        # The joint draw carries the density.
+        return {
+            site: numpyro.sample(site, dist.Delta(x, event_dim=x.ndim))
+            for site, x in drawn.items()
+        }
 
     def quantiles(self, params, quantiles, *args, **kwargs):
         """Quantiles `(Q, ...)` of each site's entries.
@@ -108,12 +123,12 @@ class GaussianGuide(SiteGuide):
                     middle = self.unravel(loc)
                 with handlers.seed(rng_seed=0):
                     _, latents = self._sample_rows(call)
-                for name, held in self._held(middle, call, latents):
-                    marginal = held.belief.distribution()
-                    spread = jnp.sqrt(marginal.variance)
-                    shape = (-1,) + (1,) * spread.ndim
-                    step = jax.scipy.special.ndtri(levels).reshape(shape)
-                    found[name] = marginal.mean + step * spread
+                for held in self._held(middle, call, latents):
+                    for name, belief in held.group.beliefs.items():
+                        spread = jnp.sqrt(belief.variances())
+                        shape = (-1,) + (1,) * spread.ndim
+                        step = jax.scipy.special.ndtri(levels).reshape(shape)
+                        found[name] = belief.mean + step * spread
         return found
 
     def _sample_rows(self, call) -> tuple[dict, dict]:
@@ -121,11 +136,10 @@ class GaussianGuide(SiteGuide):
         return {}, {}
 
     def _held(self, theta, call, latents):
-        """What is held of GP sites, and of others that ask for a belief, by name."""
-        for name in self.structure.gps:
-            yield name, self.held(name, theta, call, latents)
+        """What is held of GP sites, and of others that ask for a belief."""
+        yield from self.held(theta, call, latents)
         for name in self.structure.integrated:
-            yield name, Held(self._plain_belief(name, call))
+            yield Held(Group.alone(name, self._plain_belief(name, call)))
 
     def _plain_belief(self, name, call) -> Belief:
         """Independent Gaussians that start at the site's starting value."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from numpyro_gpx.beliefs import Belief
+from numpyro_gpx.groups import JointBelief
 from numpyro_gpx.inducing import psi
 from numpyro_gpx.kernels import Kernel
 from numpyro_gpx.means import Constant, Zero
@@ -74,7 +75,20 @@ def conditional(
     if kernels is None:
         offset = prior.mean(X)  # (N,) or (N, P)
         f_mean = f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
-    return Gaussian(f_mean, f_var, cov, cov_scale=cov_scale)
+    roots, between = _shared_spread(value, A, f_var)
+    return Gaussian(f_mean, f_var, cov, between, cov_scale=cov_scale, roots=roots)
+
+
+def _shared_spread(value, A, f_var):
+    """What a jointly held site shares with others, and its outputs with each other."""
+    if not isinstance(value, JointBelief):
+        return {}, None
+    root = jnp.moveaxis(value.spread(A), -1, 0)  # (N, R), or (N, P, R)
+    between = None
+    if f_var.ndim == 2:
+        own = f_var - jnp.sum(root**2, axis=-1)
+        between = root @ jnp.swapaxes(root, -1, -2) + jax.vmap(jnp.diag)(own)
+    return {value.group: root}, between
 
 
 def replicate_covariances(
@@ -189,8 +203,10 @@ def own_rows(prior: SparsePrior, X: Float[Array, "N D"], value: Array | Belief):
     eye = jnp.eye(value.mean.shape[-1], dtype=value.mean.dtype)
     R = _multiplied(prior, eye)  # (M, N), or (P, M, N), seen as A^T
     f_mean = jnp.einsum("...nm,...m->...n", R, value.mean)
-    f_var = jnp.sum(value.spread(jnp.swapaxes(R, -1, -2)) ** 2, axis=-2)
-    return Gaussian(joined(f_mean.T), positive(f_var).T)
+    A = jnp.swapaxes(R, -1, -2)
+    f_var = positive(jnp.sum(value.spread(A) ** 2, axis=-2)).T
+    roots, between = _shared_spread(value, A, f_var)
+    return Gaussian(joined(f_mean.T), f_var, between=between, roots=roots)
 
 
 def _multiplied(prior, columns):

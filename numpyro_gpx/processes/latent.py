@@ -173,6 +173,8 @@ class Gaussian(Latent):
         moments_only: Whether the rows are not Gaussian, as at uncertain inputs, and
             mean and variance are all that is known of them.
         is_known: Whether the variance is 0.
+        roots: The part of the spread that is shared with other latents, `(N, *P, R)` by
+            `Group`: added before it is squared. `var`, `row_cov` and `between` have it.
     """
 
     mean: Float[Array, " N *P"]
@@ -185,6 +187,7 @@ class Gaussian(Latent):
     shift: Array | None = None
     moments_only: bool = eqx.field(static=True, default=False)
     is_known: bool = eqx.field(static=True, default=False)
+    roots: dict[str, Array] = eqx.field(default_factory=dict)
 
     @classmethod
     def known(cls, value) -> Gaussian:
@@ -248,12 +251,14 @@ class Gaussian(Latent):
             self.mean[place], self.var[place], row_cov, between, sites=self.sites,
             cov_scale=self.cov_scale, moments_only=self.moments_only,
             is_known=self.is_known,
+            roots={group: x[place] for group, x in self.roots.items()},
         )  # fmt: skip
 
     def take(self, group):
         return Gaussian(
             _taken(self.mean, group), _taken(self.var, group), sites=self.sites,
             moments_only=self.moments_only, is_known=self.is_known,
+            roots={name: _taken_roots(x, group) for name, x in self.roots.items()},
         )  # fmt: skip
 
     def _plus(self, other):
@@ -275,6 +280,7 @@ class Gaussian(Latent):
             factor * self.mean, factor**2 * self.var, row_cov, between,
             sites=self.sites, cov_scale=cov_scale, moments_only=self.moments_only,
             is_known=self.is_known,
+            roots={group: factor[..., None] * x for group, x in self.roots.items()},
         )  # fmt: skip
 
 
@@ -370,6 +376,11 @@ def _columns(index, shape) -> tuple:
 def _leading(x, ndim: int):
     """`x` with axes in front, to go with arrays of `ndim` axes."""
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def _taken_roots(x, group):
+    each = jax.vmap(lambda root: _taken(root, group), in_axes=-1, out_axes=-1)
+    return each(x)
 
 
 def _taken(x, group):

@@ -64,6 +64,7 @@ class Product(_Combined):
     def entrywise(cls, left: Latent, right: Latent) -> Product:
         """`left * right`."""
         _independent(left, right, "multiplied")
+        _not_held_together(left, right)
         _refuse_moments_only((left, right), "multiplied")
         return cls(left, right, False)
 
@@ -78,6 +79,7 @@ class Product(_Combined):
                 "`gpx.gp(..., num_outputs=(P, Q))`."
             )
         _independent(left, right, "multiplied")
+        _not_held_together(left, right)
         _refuse_moments_only((left, right), "multiplied")
         return cls(left, right, True)
 
@@ -208,6 +210,10 @@ def mixed(A, latent: Latent) -> Latent:
     return Gaussian(
         mean, var, between=between, sites=latent.sites, moments_only=not gaussian,
         is_known=known,
+        roots={
+            group: jnp.einsum("npq,nqr->npr", A, x)
+            for group, x in getattr(latent, "roots", {}).items()
+        },
     )  # fmt: skip
 
 
@@ -240,6 +246,12 @@ def stack(*latents) -> Gaussian:
     def columns(x):
         return x[:, None] if x.ndim == 1 else x
 
+    if any(one.roots or one.between is not None for one in parts):
+        raise ValueError(
+            f"`stack` joins independent functions; the guide holds {sorted(sites)} "
+            "together, or outputs were mixed. Use a guide that holds them apart, such "
+            "as WhitenedGaussian."
+        )
     return Gaussian(
         jnp.concatenate([columns(one.mean) for one in parts], axis=1),
         jnp.concatenate([columns(one.var) for one in parts], axis=1),
@@ -260,6 +272,13 @@ def _gaussian_sum(first: Gaussian, second: Gaussian) -> Gaussian:
         between = first.output_cov() + second.output_cov()
     known = first.origin and second.origin
     mean, var = first.mean + second.mean, first.var + second.var
+    for group in set(first.roots) & set(second.roots):
+        one, other = first.roots[group], second.roots[group]
+        var = var + 2.0 * jnp.sum(one * other, axis=-1)
+        if row_cov is not None:
+            row_cov = row_cov + _twice(*(jnp.moveaxis(x, 0, -2) for x in (one, other)))
+        if between is not None:
+            between = between + _twice(one, other)
     shift = None
     if first.shift is not None or second.shift is not None:
         zero = jnp.zeros(())
@@ -271,7 +290,22 @@ def _gaussian_sum(first: Gaussian, second: Gaussian) -> Gaussian:
         sites=first.sites | second.sites, cov_scale=cov_scale, shift=shift,
         moments_only=first.moments_only or second.moments_only,
         is_known=first.is_known and second.is_known,
+        roots=_added(first.roots, second.roots),
     )  # fmt: skip
+
+
+def _added(first: dict, second: dict) -> dict:
+    """Roots of a sum, by group."""
+    return {
+        group: sum(roots[group] for roots in (first, second) if group in roots)
+        for group in {**first, **second}
+    }
+
+
+def _twice(one, other):
+    """`A B^T + B A^T` of the last two axes."""
+    product = one @ jnp.swapaxes(other, -1, -2)
+    return product + jnp.swapaxes(product, -1, -2)
 
 
 def _both(first, second):
@@ -311,6 +345,16 @@ def _refuse_moments_only(latents, verb: str) -> None:
                 "variance of each are known. Use a rule with points, such as "
                 "`gpx.cubature.Unscented()`, or put the sum into the kernel."
             )
+
+
+def _not_held_together(first: Latent, second: Latent) -> None:
+    groups = [one.roots for one in (first, second) if isinstance(one, Gaussian)]
+    if len(groups) == 2 and set(groups[0]) & set(groups[1]):
+        raise ValueError(
+            f"The guide holds {sorted(first.sites)} and {sorted(second.sites)} "
+            "together, so that their product has no closed moments. Use a guide that "
+            "holds them apart, such as WhitenedGaussian."
+        )
 
 
 def _independent(first: Latent, second: Latent, verb: str) -> None:

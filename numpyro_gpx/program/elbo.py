@@ -23,16 +23,24 @@ import numpyro
 from jaxtyping import Array
 from numpyro import handlers
 
-from numpyro_gpx.beliefs import kl_to_prior
+from numpyro_gpx.groups import Group
 from numpyro_gpx.program.call import Call, Trace
 from numpyro_gpx.program.latent_site import LatentInput, integration
-from numpyro_gpx.sites.marks import Held, Noise, find, is_auxiliary, marked
+from numpyro_gpx.sites.marks import (
+    Held,
+    Noise,
+    find,
+    held_beliefs,
+    is_auxiliary,
+    marked,
+)
 
 __all__ = [
     "ELBO",
     "Loss",
     "check_match",
     "counts",
+    "group_kl",
     "replayed_values",
     "scaled",
 ]
@@ -114,14 +122,14 @@ class ELBO(Loss):
         guide_trace = call.trace(params, key_guide, model=guide)
         latents = marked(guide_trace, LatentInput)
         held = marked(guide_trace, Held)
+        beliefs = held_beliefs(guide_trace)
         collapsed = {} if self.draw_latents else _collapsed(guide_trace, call.model)
         closed: set[str] = set()  # latent inputs whose divergence is known
         factors: dict[str, Any] = {}  # of the model's plates around latent inputs
 
         def model_terms(values):
-            values = {name: mark.belief for name, mark in held.items()} | values
             replayed = handlers.substitute(
-                call.model, data=replayed_values(guide_trace, values)
+                call.model, data=replayed_values(guide_trace, beliefs | values)
             )
             trace = call.trace(params, key_model, model=replayed)
             check_match(trace, guide_trace)
@@ -129,10 +137,16 @@ class ELBO(Loss):
                 n for n in latents if latents[n].has_closed_kl(trace[n]["fn"])
             )
             factors.update({name: trace[name]["scale"] for name in latents})
-            return {
+            terms = {
+                name: -group_kl(mark.group, trace)
+                for name, mark in held.items()
+                if name not in collapsed
+            }
+            done = {*beliefs, *collapsed}
+            return terms | {
                 name: _model_term(site, guide_trace.get(name), name in closed)
                 for name, site in trace.items()
-                if counts(site) and name not in collapsed
+                if counts(site) and name not in done
             }
 
         terms = _average(model_terms, {} if self.draw_latents else latents)
@@ -146,16 +160,17 @@ class ELBO(Loss):
 
 def _average(terms, latents: dict[str, LatentInput]):
     """`terms` at the beliefs about latent inputs, or averaged over their points."""
-    points, weights, beliefs = integration(latents)
-    if not points:
-        return terms(beliefs)
-    return {name: weights @ x for name, x in jax.vmap(terms)(points).items()}
+    axis, beliefs = integration(latents)
+    return terms(beliefs) if axis is None else axis.average(terms)
+
+
+def group_kl(group: Group, trace: Trace) -> Array:
+    """Divergence of what a guide holds to the priors in a trace of the model."""
+    priors = {name: trace[name]["fn"] for name in group.beliefs}
+    return scaled(trace[next(iter(priors))], group.kl(priors))
 
 
 def _model_term(site, guide_site, closed):
-    held = None if guide_site is None else find(guide_site, Held)
-    if held is not None:
-        return -scaled(site, kl_to_prior(held.belief, site["fn"]))
     latent = None if guide_site is None else find(guide_site, LatentInput)
     if closed and latent is not None:
         return -scaled(site, latent.kl(site["fn"]))

@@ -24,17 +24,17 @@ from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.beliefs import kl_to_prior
 from numpyro_gpx.program.elbo import (
     Loss,
     check_match,
     counts,
+    group_kl,
     replayed_values,
     scaled,
 )
 from numpyro_gpx.program.latent_site import LatentInput
 from numpyro_gpx.sites.effects import shared_replicates
-from numpyro_gpx.sites.marks import Held, find, marked
+from numpyro_gpx.sites.marks import Held, held_beliefs, marked
 
 __all__ = ["ImportanceWeighted"]
 
@@ -77,7 +77,7 @@ class ImportanceWeighted(Loss):
                 "Use `gpx.guides.UnscentedLatent`, or `gpx.infer.ELBO()`."
             )
         held = marked(guide_trace, Held)
-        beliefs = {name: mark.belief for name, mark in held.items()}
+        beliefs = held_beliefs(guide_trace)
 
         def replicate(key):
             keys = dict(zip(latents, jr.split(key, len(latents)), strict=True))
@@ -91,20 +91,22 @@ class ImportanceWeighted(Loss):
             check_match(trace, guide_trace)
             # Subtract log q row by row: the weights belong to rows, not to the batch.
             log_q = sum(guide_trace[n]["fn"].log_prob(x) for n, x in drawn.items())
-            return _split(trace, guide_trace, latents, log_q)
+            rows, factor, rest = _split(trace, {*beliefs}, latents, log_q)
+            kl = sum(group_kl(mark.group, trace) for mark in held.values())
+            return rows, factor, rest - kl
 
         keys = jr.split(key_rows, self.num_replicates)
         log_weights, scale, rest = jax.vmap(replicate, axis_name=_AXIS)(keys)
         log_mean = logsumexp(log_weights, axis=0) - jnp.log(self.num_replicates)
         bound = scale[0] * jnp.sum(log_mean) + jnp.mean(rest)
         for name, site in guide_trace.items():
-            if site["type"] == "sample" and name not in {*latents, *beliefs}:
+            if site["type"] == "sample" and name not in {*latents, *held}:
                 log_q = jnp.sum(site["fn"].log_prob(site["value"]))
                 bound = bound - scaled(site, log_q)
         return bound
 
 
-def _split(trace, guide_trace, latents, log_q):
+def _split(trace, held: set[str], latents, log_q):
     """Log weights of the rows, the factor of their plate, and everything else's terms.
 
     Other factors than the plate's belong to the row, inside the logarithm.
@@ -116,14 +118,9 @@ def _split(trace, guide_trace, latents, log_q):
         factor = factor * (size / (size if batch is None else batch))
     rows, rest = -log_q, jnp.zeros(())
     for name, site in trace.items():
-        if not counts(site):
+        if not counts(site) or name in held:
             continue
-        guide_site = guide_trace.get(name)
-        held = None if guide_site is None else find(guide_site, Held)
-        if held is not None:
-            kl = kl_to_prior(held.belief, site["fn"])
-            rest = rest - scaled(site, kl)
-        elif plates & {frame.name for frame in site["cond_indep_stack"]}:
+        if plates & {frame.name for frame in site["cond_indep_stack"]}:
             own = scaled(site, jnp.ones(())) / factor
             rows = rows + own * site["fn"].log_prob(site["value"])
         else:

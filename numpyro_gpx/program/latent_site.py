@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
@@ -16,6 +15,7 @@ from numpyro_gpx.beliefs import (
     gaussian_base,
     kl_to_prior,
 )
+from numpyro_gpx.groups import Axis
 from numpyro_gpx.sites.marks import Held, Mark
 from numpyro_gpx.uncertain import InputBelief
 
@@ -68,15 +68,17 @@ class LatentInput(Mark):
         return kl_to_prior(belief, prior)
 
 
-def integration(latents: dict[str, LatentInput]) -> tuple[dict, Any, dict]:
+def integration(
+    latents: dict[str, LatentInput],
+) -> tuple[Axis | None, dict[str, InputBelief]]:
     """What to hand to the model in the place of latent inputs.
 
     Returns:
-        Points `(S, N, ...)` by site and their weights `(S,)`; or, where the rule is
-        analytic, no points, one weight and the beliefs by site.
+        The axis over their rule's point sets, `(S, N, ...)` by site; or, where the rule
+        is analytic, `None` and the beliefs by site.
     """
-    points = {name: latent.points for name, latent in latents.items()}
-    if not latents or None in points.values():
-        beliefs = {name: latent.belief for name, latent in latents.items()}
-        return {}, jnp.ones(1), beliefs
-    return points, next(iter(latents.values())).weights, {}
+    points = {n: x.points for n, x in latents.items() if x.points is not None}
+    weights = next((x.weights for x in latents.values()), None)
+    if weights is None or len(points) < len(latents):
+        return None, {name: latent.belief for name, latent in latents.items()}
+    return Axis(points, weights), {}

@@ -21,7 +21,7 @@ from numpyro_gpx import checks
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile import run
 from numpyro_gpx.program.latent_site import LatentInput
-from numpyro_gpx.sites.marks import Held, find, is_auxiliary, marked
+from numpyro_gpx.sites.marks import Held, find, held_beliefs, is_auxiliary
 
 __all__ = ["ChainPosterior", "GuidePosterior", "Moments", "Posterior"]
 
@@ -297,8 +297,9 @@ def _beliefs(guide, params, call, keys):
     """Beliefs where the guide has them, draws elsewhere."""
 
     def one(key):
-        trace = _visible(_guide_trace(guide, params, call, key))
-        beliefs = {name: mark.belief for name, mark in marked(trace, Held).items()}
-        return {name: site["value"] for name, site in trace.items()} | beliefs
+        trace = _guide_trace(guide, params, call, key)
+        return {n: site["value"] for n, site in _visible(trace).items()} | held_beliefs(
+            trace
+        )
 
     return jax.lax.map(one, keys)  # without `vmap`: see `evaluate`

@@ -13,6 +13,7 @@ import equinox as eqx
 from jaxtyping import Array
 
 from numpyro_gpx.beliefs import GUIDE, Belief, Integrable, Mark, as_infer
+from numpyro_gpx.groups import Group
 from numpyro_gpx.processes.prior import SparsePrior
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Noise",
     "as_infer",
     "find",
+    "held_beliefs",
     "is_auxiliary",
     "marked",
     "without",
@@ -53,16 +55,18 @@ class Noise(Mark):
 
 
 class Held(Mark):
-    """The guide integrates the site over this belief.
+    """The guide integrates sites over what it believes of them.
+
+    Left at the site, or, if several are held together, at their joint draw.
 
     Attributes:
-        belief: What it believes.
+        group: What it believes, by site.
         collapsed: The bound that it has worked out already, if it has.
     """
 
     owner: ClassVar[str] = GUIDE
 
-    belief: Belief
+    group: Group
     collapsed: Collapsed | None = None
 
 
@@ -97,6 +101,14 @@ def marked(trace: dict[str, Any], kind: type[M]) -> dict[str, M]:
         if site["type"] == "sample"
     }
     return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def held_beliefs(trace: dict[str, Any]) -> dict[str, Belief]:
+    """What a guide believes, by site of the model."""
+    found: dict[str, Belief] = {}
+    for mark in marked(trace, Held).values():
+        found |= mark.group.beliefs
+    return found
 
 
 def without(site: dict[str, Any], kind: type[M]) -> dict[str, Any]:

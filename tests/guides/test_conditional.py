@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
-from numpyro_gpx.sites.marks import Held, find
+from numpyro_gpx.sites.marks import held_beliefs
 
 RNG = np.random.default_rng(52)
 Z = np.array([[-0.7], [0.9]])  # two points: the density can be put on a grid
@@ -89,7 +89,7 @@ def test_belief_is_the_density_normalised_on_a_grid(whiten, outputs, kernels):
     def belief():
         seeded = handlers.substitute(handlers.seed(guide, 0), data=params)
         trace = handlers.trace(seeded).get_trace(jnp.asarray(X), y, **options)
-        return find(trace["f"], Held).belief
+        return held_beliefs(trace)["f"]
 
     q = belief()
     assert q.mean.shape == ((2, 2) if outputs else (2,))
@@ -144,7 +144,7 @@ def test_belief_follows_learnt_inducing_inputs():
     def belief():
         seeded = handlers.substitute(handlers.seed(guide, 0), data=params)
         trace = handlers.trace(seeded).get_trace(jnp.asarray(X), jnp.asarray(Y[:, 0]))
-        return find(trace["f"], Held).belief
+        return held_beliefs(trace)["f"]
 
     L = np.linalg.cholesky(k(moved, moved) + 1.7e-8 * np.eye(2))
     precision = PRECISION_TRIL[0] @ PRECISION_TRIL[0].T

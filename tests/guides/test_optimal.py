@@ -18,7 +18,7 @@ from numpyro import handlers
 
 import numpyro_gpx as gpx
 from numpyro_gpx.processes.collapse import collapsed_bound
-from numpyro_gpx.sites.marks import Held, find
+from numpyro_gpx.sites.marks import held_beliefs
 
 RNG = np.random.default_rng(41)
 N, M = 7, 3
@@ -160,7 +160,7 @@ def test_scaling_the_whole_model_leaves_the_belief_as_it_was():
 
     def believed():
         trace = handlers.trace(handlers.seed(guide, 0)).get_trace(*args)
-        return find(trace["f"], Held).belief
+        return held_beliefs(trace)["f"]
 
     belief = jax.jit(believed)()
     # Likelihood and KL are scaled alike, so q* is that of the model without `scale`.
@@ -181,7 +181,7 @@ def test_free_guide_has_no_slope_at_the_optimal_belief():
     @jax.jit
     def evaluate():
         trace = handlers.trace(handlers.seed(optimal, 0)).get_trace(*args)
-        belief = find(trace["f"], Held).belief
+        belief = held_beliefs(trace)["f"]
 
         def bound(loc, scale_tril):
             params = {"f_auto_loc": loc, "f_auto_scale_tril": jnp.tril(scale_tril)}

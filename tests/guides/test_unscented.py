@@ -29,7 +29,7 @@ from numpyro_gpx.infer import ELBO, ImportanceWeighted
 from numpyro_gpx.processes.conditional import conditional
 from numpyro_gpx.processes.prior import SparsePrior
 from numpyro_gpx.program.latent_site import LatentInput
-from numpyro_gpx.sites.marks import Held, find
+from numpyro_gpx.sites.marks import find, held_beliefs
 
 NOISE = 1.0
 PLACES = jnp.array([[0.2, 0.1], [0.8, -0.4], [0.5, 1.0], [0.1, -1.2]])
@@ -161,7 +161,7 @@ def test_the_collapsed_bound_is_the_uncollapsed_one_at_its_belief(rule):
         key = jr.split(jr.key(0))[0]
         traced = numpyro.handlers.substitute(numpyro.handlers.seed(guide, key), params)
         trace = numpyro.handlers.trace(traced).get_trace(y)
-        belief = find(trace["f"], Held).belief
+        belief = held_beliefs(trace)["f"]
         points = find(trace["h"], LatentInput)
         # The same q(v), and the same points, without the shortcut.
         plain = UnscentedLatent(WhitenedGaussian(guide.model), rule=_Fixed(points))
@@ -219,8 +219,8 @@ def test_the_optimal_belief_is_a_stationary_point(missing):
     def slope(latent):
         seeded = numpyro.handlers.seed(guide, jr.key(0))
         traced = numpyro.handlers.substitute(seeded, latent)
-        site = numpyro.handlers.trace(traced).get_trace(y)["f"]
-        belief = find(site, Held).belief
+        trace = numpyro.handlers.trace(traced).get_trace(y)
+        belief = held_beliefs(trace)["f"]
         factor = jnp.broadcast_to(belief.scale_tril, (3, 4, 4))
 
         def bound(mean):

@@ -9,11 +9,11 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_gpx as gpx
-from numpyro_gpx.comparison import scalar_entries
 from numpyro_gpx.comparison.notes import notes_for
 from numpyro_gpx.guides import OptimalGaussian, UnscentedLatent, WhitenedGaussian
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
+from numpyro_gpx.results.entries import scalar_entries
 from numpyro_gpx.results.fit import Estimate
 
 

@@ -178,7 +178,7 @@ def test_float32_stays_float32_and_finite():
     exact, _ = statistics(kernel, BELIEF, Z, WEIGHTS)
     arguments = (kernel, BELIEF, Z, WEIGHTS)
     small = jax.tree.map(lambda x: x.astype(jnp.float32), arguments)
-    gradient = jax.jit(jax.grad(weighed, (0, 1, 2, 3), has_aux=True))
+    gradient = jax.jit(jax.grad(weighted, (0, 1, 2, 3), has_aux=True))
     gradients, psi = gradient(*small)
     for value, expected in zip(psi, exact, strict=True):
         assert value.dtype == jnp.float32
@@ -208,7 +208,7 @@ def test_no_array_has_an_entry_for_each_row_pair_and_column():
     N, M, Q = 23, 6, 4
     belief = InputBelief(jnp.ones((N, Q)), jnp.ones((N, Q)))
     kernel = RBF(1.3, jnp.ones(Q))
-    trace = jax.make_jaxpr(jax.grad(weighed, (0, 1, 2), has_aux=True))
+    trace = jax.make_jaxpr(jax.grad(weighted, (0, 1, 2), has_aux=True))
     traced = trace(kernel, belief, jnp.ones((M, Q)), jnp.ones(N))
 
     def sizes(jaxpr):

@@ -14,10 +14,11 @@ from numpyro.infer.util import log_density
 
 import numpyro_gpx as gpx
 from numpyro_gpx.beliefs import GaussianBelief
+from numpyro_gpx.groups import Group
 from numpyro_gpx.means import Linear, Zero
 from numpyro_gpx.sites.effects import drawn_functions
 from numpyro_gpx.sites.marginals import ExactRegression
-from numpyro_gpx.sites.marks import Held, Noise, as_infer, find
+from numpyro_gpx.sites.marks import Held, Noise, as_infer, find, held_beliefs
 
 RNG = np.random.default_rng(31)
 X = np.sort(RNG.uniform(-2.5, 2.5, size=8))[:, None]
@@ -349,7 +350,8 @@ def test_two_gps_in_one_likelihood(combine):
     def guide(X, y, combine):
         for name, v, S in (("f", V, S1), ("g", v2, S2)):
             belief = GaussianBelief(jnp.asarray(v), jnp.asarray(S))
-            numpyro.sample(name, belief.distribution(), infer=as_infer(Held(belief)))
+            held = as_infer(Held(Group.alone(name, belief)))
+            numpyro.sample(name, belief.distribution(), infer=held)
 
     total = density(two_gps, (X, y, combine), {"f": V, "g": v2})
     expected = ell(marginals(K, V, X), marginals(K2, v2, X, Z[:3])).sum()
@@ -513,7 +515,7 @@ def test_full_gp_at_shifted_inputs_of_equal_length_is_exact_regression():
     trace = handlers.trace(handlers.seed(guide, 0)).get_trace(
         jnp.asarray(X), jnp.asarray(y)
     )
-    belief = find(trace["f"], Held).belief
+    belief = held_beliefs(trace)["f"]
     fn = trace_of(model, jnp.asarray(X_NEW), data={"f": belief})["y"]["fn"]
     C_inv = np.linalg.inv(K(X, X) + SCALE**2 * np.eye(8))
     B = K(X_NEW, X) @ C_inv

@@ -16,7 +16,7 @@ from numpyro_gpx.processes.collapse import (
     row_sums,
     rows_at,
 )
-from numpyro_gpx.program.latent_site import integration
+from numpyro_gpx.program.latent_inputs import integration
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.sites.marks import Collapsed, Held
 from numpyro_gpx.sites.observation import observation

@@ -19,7 +19,7 @@ from numpyro_gpx import checks, cubature
 from numpyro_gpx.guides.parts.encoders import Encoder
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
-from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.program.latent_inputs import LatentInput
 from numpyro_gpx.program.structure import Plate, Structure, structure_of
 from numpyro_gpx.sites.marks import as_infer
 from numpyro_gpx.starting import pca

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from numpyro_gpx.fields import as_inputs, real
+from numpyro_gpx.checked_fields import as_inputs, real
 from numpyro_gpx.kernels.base import check_rank
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_inputs
+from numpyro_gpx.checked_fields import as_inputs
 
 __all__ = ["InputBelief", "join"]
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each stands on those before it. Namespaces of the face hold imports only, and stand
 # where what they name does.
 ORDER = """
-    checks fields numerics beliefs groups uncertain inputs cubature starting
+    checks checked_fields numerics beliefs groups uncertain inputs cubature starting
     kernels means links likelihoods inducing processes sites program cache
     models guides results infer
     projection row_model simulation timeseries scaling plots comparison latent_space

@@ -15,8 +15,9 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_gpx as gpx
 from numpyro_gpx.processes.latent import Gaussian
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Plate, Structure
 from numpyro_gpx.results.posteriors import ChainPosterior

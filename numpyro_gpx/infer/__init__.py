@@ -1,6 +1,6 @@
 """For NumPyro's own `SVI` and `MCMC`: bounds, samplers and predictive draws."""
 
-from numpyro_gpx.infer.blackjax_kernel import Blackjax
+from numpyro_gpx.infer.blackjax_sampler import Blackjax
 from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.program.elbo import ELBO

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 
 from numpyro_gpx.infer.tempering import tempered
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.density import draw_batch
 from numpyro_gpx.program.structure import Structure
 
 __all__ = ["Moves", "Players", "Rules", "discriminator_loss"]

@@ -11,19 +11,27 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_gpx import checks
+from numpyro_gpx.infer.chains import (
+    Length,
+    chain_starts,
+    run_mcmc,
+    sample_chains,
+    target_starts,
+)
 from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM, move_hyperparameters
 from numpyro_gpx.infer.retry import NotFinite, with_retry
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call, takes_options
+from numpyro_gpx.program.compile import run as run_compiled
 from numpyro_gpx.program.data import check_slopes
 from numpyro_gpx.program.density import Target, require_params
-from numpyro_gpx.program.noise import as_latent_noise
-from numpyro_gpx.program.noise import noise_sets as make_noise_sets
+from numpyro_gpx.program.layer_noise import as_latent_noise
+from numpyro_gpx.program.layer_noise import noise_sets as make_noise_sets
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
@@ -78,31 +86,36 @@ def fit_nuts(
     require_params(structure, params)
     num_sets = noise_sets if structure.noise else None
     sampled = bool(structure.noise) and num_sets is None
+    length = _length(key, num_warmup, num_samples, num_chains, progress)
 
-    def make_kernel(key, program):
-        noise = None if num_sets is None else make_noise_sets(key, structure, num_sets)
-        if sampled:
-            target = Target(as_latent_noise(program.call), params=params)
-        else:
-            target = Target(
-                program.call, params=params, noise=noise, structure=structure
-            )
-        # A potential instead of the model: NumPyro runs models eagerly to set them up,
-        # compiling operation by operation.
-        potential = jax.jit(lambda z: -target.log_density(z))
-        kernel = NUTS(
-            potential_fn=potential,
+    def target_of(inputs):
+        call, noise, params = inputs
+        known = None if sampled else structure
+        return Target(call, params=params, noise=noise, structure=known)
+
+    def make(inputs):
+        target = target_of(inputs)
+        # A potential instead of the model: NumPyro would trace and set it up anew.
+        return NUTS(
+            potential_fn=lambda z: -target.log_density(z),
             target_accept_prob=target_accept_prob,
             dense_mass=dense_mass,
             max_tree_depth=max_tree_depth,
         )
-        return kernel, target
 
-    fit = _fit(
-        make_kernel, program, key,
-        num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
-        params=params, init=init, progress=progress, engine="nuts",
-    )  # fmt: skip
+    def sample(key, program, start):
+        key_noise, key_start, key_run = jr.split(key, 3)
+        call = as_latent_noise(program.call) if sampled else program.call
+        noise = None
+        if num_sets is not None:
+            noise = make_noise_sets(key_noise, structure, num_sets)
+        inputs = call, noise, {name: params[name] for name in structure.params}
+        target = target_of(inputs)
+        starts = target_starts(key_start, target, start, num_chains)
+        z, stats = sample_chains(make, inputs, key_run, _each(starts, length), length)
+        return _constrained(target, z), stats
+
+    fit = _fit(sample, program, key, length, params=params, init=init, engine="nuts")
     if structure.noise:
         fit.info["noise"] = "B" if sampled else f"A, {num_sets} noise sets"
     return fit
@@ -159,22 +172,35 @@ def fit_sghmc(
         friction=friction,
         num_integration_steps=num_integration_steps,
     )
-    _check_call(key, num_warmup, num_samples, num_chains)
-    run = functools.partial(
-        _fit, num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
-        progress=progress, engine="sghmc",
-    )  # fmt: skip
+    length = _length(key, num_warmup, num_samples, num_chains, progress)
     if em is None:
-        kernel = make_kernel(model, params=params)
-        fit = run(lambda *_: (kernel, None), program, key, params=params, init=init)
+        fit = _fit_sghmc(make_kernel, program, key, length, params=params, init=init)
     else:
         checks.instance("em", em, MonteCarloEM, "such as `gpx.infer.MonteCarloEM()`")
-        fit = _fit_with_em(em, run, make_kernel, program, params, init, key, progress)
+        fit = _fit_with_em(em, make_kernel, program, key, length, params, init)
     fit.info.update(step_size=step_size, num_integration_steps=num_integration_steps)
     return fit
 
 
-def _fit_with_em(em, run, make_kernel, program, params, init, key, progress) -> Fit:
+def _fit_sghmc(make_kernel, program, key, length: Length, *, params, init) -> Fit:
+    """Sample all sites with SGHMC."""
+    require_params(program.structure, params)
+    known = {name: params[name] for name in program.structure.params}
+
+    def make(inputs):
+        call, params = inputs
+        return make_kernel(call.model, params=params).at(call)
+
+    def sample(key, program, start):
+        starts = [{}] * length.num_chains if start is None else _each(start, length)
+        inputs = program.batched, known
+        z, stats = sample_chains(make, inputs, key, starts, length)
+        return _constrained(Target(program.batched, params=known), z), stats
+
+    return _fit(sample, program, key, length, params=params, init=init, engine="sghmc")
+
+
+def _fit_with_em(em, make_kernel, program, key, length, params, init) -> Fit:
     """Move the hyperparameters, then sample everything else given them."""
     started = time.perf_counter()
     key_init, key_em, key_run = jr.split(key, 3)
@@ -182,14 +208,15 @@ def _fit_with_em(em, run, make_kernel, program, params, init, key, progress) -> 
     start = None
     if init is not None:
         checks.instance("init", init, Fit, "such as an earlier fit of the model")
-        start = _chain_starts(key_init, init, program.structure, 1)
+        start = chain_starts(key_init, init, program.structure, 1)
+        start = {name: x[0] for name, x in start.items()}
     kernel = make_kernel(program.model, params=params)
 
     def move(jitter):
         call = program.batched.with_jitter(jitter)
         with single_blas_thread():
             return move_hyperparameters(
-                em, kernel, call, key=key_em, start=start, progress=progress
+                em, kernel, call, key=key_em, start=start, progress=length.progress
             )
 
     moved = with_retry(move, program.batched, params)
@@ -197,9 +224,8 @@ def _fit_with_em(em, run, make_kernel, program, params, init, key, progress) -> 
     rest = Program.of(program.call.with_model(given), program.batched.batch_size)
     window = ChainPosterior({name: x[None] for name, x in moved.draws.items()})
     starts = Fit(rest, window, engine="sghmc", params=moved.params)
-    kernel = make_kernel(given, params=moved.params)
-    fit = run(
-        lambda *_: (kernel, None), rest, key_run, params=moved.params, init=starts
+    fit = _fit_sghmc(
+        make_kernel, rest, key_run, length, params=moved.params, init=starts
     )
     draws = fit.chains()
     shape = next(iter(draws.values())).shape[:2]
@@ -251,39 +277,39 @@ def fit_mcmc(
             "`HMC(numpyro.handlers.substitute(model, data=params))`."
         )
     params = kernel_params(kernel)
+    length = _length(key, num_warmup, num_samples, num_chains, progress)
+
+    def sample(key, program, start):
+        if start is not None and num_chains == 1:
+            start = {name: x[0] for name, x in start.items()}
+        return run_mcmc(kernel, program.batched, key, start, length)
+
     return _fit(
-        lambda *_: (kernel, None), Program.of(call, batch_size), key,
-        num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains,
-        params=params, init=init, progress=progress,
-        engine=engine or engine_name(kernel),
+        sample, Program.of(call, batch_size), key, length,
+        params=params, init=init, engine=engine or engine_name(kernel),
     )  # fmt: skip
 
 
-def _fit(
-    make_kernel, program: Program, key, *, num_warmup, num_samples, num_chains,
-    params, init, progress, engine,
-) -> Fit:  # fmt: skip
+def _fit(sample, program: Program, key, length: Length, *, params, init, engine) -> Fit:
+    """Call `sample(key, program, starts)`, once more with more jitter if need be."""
     started = time.perf_counter()
-    _check_call(key, num_warmup, num_samples, num_chains)
     if init is not None:
         checks.instance("init", init, Fit, "such as an earlier fit of the model")
     if engine != "elliptical_slice":
         check_slopes(program.trace, engine)
     require_params(program.structure, params)
-    key_run, key_kernel, key_init = jr.split(key, 3)
+    key_run, key_init = jr.split(key)
 
     def run(jitter):
         here = program.with_jitter(jitter)
-        kernel, target = make_kernel(key_kernel, here)
-        start = _chain_starts(key_init, init, program.structure, num_chains)
-        if target is not None:
-            start = _potential_starts(key_init, target, start, num_chains)
-        mcmc = MCMC(
-            kernel, num_warmup=num_warmup, num_samples=num_samples,
-            num_chains=num_chains, chain_method="sequential", progress_bar=progress,
-        )  # fmt: skip
+        start = None
+        if init is not None:
+            start = chain_starts(key_init, init, program.structure, length.num_chains)
         with single_blas_thread():
-            draws, stats = _run(mcmc, key_run, start, target, here.batched)
+            draws, stats = sample(key_run, here, start)
+        for name, x in draws.items():
+            if not np.all(np.isfinite(np.asarray(x))):
+                raise NotFinite(f"Draws of site `{name}` are not finite.")
         return draws, stats, here
 
     draws, stats, program = with_retry(run, program.batched, params)
@@ -291,46 +317,29 @@ def _fit(
         program, ChainPosterior(draws),
         engine=engine, params=params, batch_size=program.batched.batch_size,
         seconds=time.perf_counter() - started, sample_stats=stats,
-        info={"num_warmup": num_warmup},
+        info={"num_warmup": length.num_warmup},
     )  # fmt: skip
 
 
-def _check_call(key, num_warmup, num_samples, num_chains) -> None:
+def _length(key, num_warmup, num_samples, num_chains, progress) -> Length:
     checks.key(key)
     checks.at_least("num_warmup", num_warmup, 0)
     checks.at_least("num_samples", num_samples, 1)
     checks.at_least("num_chains", num_chains, 1)
+    return Length(num_warmup, num_samples, num_chains, progress)
 
 
-_STATS = {
-    "diverging": "diverging",
-    "num_steps": "n_steps",
-    "accept_prob": "acceptance_rate",
-}
+def _each(starts: dict, length: Length) -> list[dict]:
+    """Starts of each chain, from `(chains, ...)`."""
+    return [
+        {name: x[i] for name, x in starts.items()} for i in range(length.num_chains)
+    ]
 
 
-def _run(mcmc, key, start, target, call: Call):
-    fields = tuple(_STATS) if isinstance(mcmc.sampler, NUTS) else ()
-    if target is not None:  # the kernel has the call already
-        call = Call(call.model)
-    try:
-        mcmc.run(key, *call.args, extra_fields=fields, init_params=start, **call.kwargs)
-    except RuntimeError as error:
-        if "valid initial parameters" not in str(error):
-            raise
-        raise NotFinite("No starting point with a finite density was found.") from None
-    draws = mcmc.get_samples(group_by_chain=True)
-    if target is not None:
-        draws = jax.vmap(jax.vmap(target.constrain))(draws)
-    for name, x in draws.items():
-        if not np.all(np.isfinite(np.asarray(x))):
-            raise NotFinite(f"Draws of site `{name}` are not finite.")
-    stats = {
-        _STATS[name]: np.asarray(x)
-        for name, x in mcmc.get_extra_fields(group_by_chain=True).items()
-        if name in _STATS
-    }
-    return draws, stats
+def _constrained(target: Target, z: dict) -> dict:
+    """Draws `(chains, draws, ...)` on the sites' supports."""
+    both = jax.vmap(jax.vmap(target.constrain))
+    return run_compiled(both, jax.tree.map(jnp.asarray, z))
 
 
 def _no_batches(function: str, call: Call) -> None:
@@ -359,37 +368,3 @@ def _params(params: Fit | dict | None, init, structure) -> dict[str, Any]:
             f"{list(structure.params)}; got {unknown} as well."
         )
     return {**known, **(params or {})}
-
-
-def _chain_starts(key, init, structure, num_chains):
-    """Unconstrained starts `(chains, ...)` at draws of another fit, or `None`."""
-    if init is None:
-        return None
-    draws = init.draws(1000)
-    length = next(iter(draws.values())).shape[0]
-    index = jr.choice(key, length, (num_chains,), replace=num_chains > length)
-    shapes = {name: site.shape for name, site in structure.latents.items()}
-    missing = sorted(
-        n for n in shapes if n not in draws or draws[n].shape[1:] != shapes[n]
-    )
-    if missing:
-        raise ValueError(
-            f"`init` must be a fit of the same model; it has no draws of {missing} "
-            "with the right shapes."
-        )
-    values = {name: jnp.asarray(draws[name])[index] for name in shapes}
-    z = jax.vmap(structure.unconstrain)(values)
-    return z if num_chains > 1 else {name: x[0] for name, x in z.items()}
-
-
-def _potential_starts(key, target, start, num_chains):
-    """Starts of the chains, apart from each other and with a finite density."""
-    keys = jr.split(key, num_chains)
-    spread = jax.jit(jax.vmap(target.initial))(keys)
-    if start is not None:
-        given = start if num_chains > 1 else {n: x[None] for n, x in start.items()}
-        spread = {**spread, **given}  # noise sites of target B have no other start
-    values = np.asarray(jax.jit(jax.vmap(target.log_density))(spread))
-    if not np.all(np.isfinite(values)):
-        raise NotFinite(f"The log density is {values} at the starting points.")
-    return spread if num_chains > 1 else {n: x[0] for n, x in spread.items()}

@@ -22,6 +22,7 @@ they now are within 0.06 of it.)
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import jax
@@ -33,8 +34,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_gpx import checks
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.results.samplers import kernel_params
 
@@ -102,8 +104,15 @@ class SGHMC(MCMCKernel):
         self.init_values = init_values or {}
         self.params = params
         self._num_warmup = 0
+        self._call: Call | None = None
 
     sample_field = "z"
+
+    def at(self, call: Call) -> SGHMC:
+        """This kernel on a call that it then has, and is not given at each step."""
+        other = copy.copy(self)
+        other._call = call
+        return other
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         self._num_warmup = num_warmup * self.num_integration_steps
@@ -138,7 +147,7 @@ class SGHMC(MCMCKernel):
         return self._target(call).constrain
 
     def _target(self, call: Call) -> Target:
-        return Target(call, params=self.params)
+        return Target(call if self._call is None else self._call, params=self.params)
 
     def get_diagnostics_str(self, state):
         number = self.num_integration_steps

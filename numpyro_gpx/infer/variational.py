@@ -18,9 +18,9 @@ from numpyro_gpx.infer.problem import Result, VariationalProblem
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.infer.tempering import check_temperature, tempered
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call, takes_options
 from numpyro_gpx.program.compile import compiled, once
-from numpyro_gpx.program.density import draw_batch
 from numpyro_gpx.program.elbo import ELBO, Loss
 from numpyro_gpx.results.fit import Fit
 

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, ArrayLike, Float
 
-from numpyro_gpx.fields import as_float, as_inputs
+from numpyro_gpx.checked_fields import as_float, as_inputs
 
 
 class Kernel(eqx.Module):

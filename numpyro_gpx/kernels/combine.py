@@ -13,7 +13,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_inputs, nonnegative
+from numpyro_gpx.checked_fields import as_inputs, nonnegative
 from numpyro_gpx.kernels.base import Kernel, check_rank
 
 

@@ -5,7 +5,7 @@ __all__ = ["Constant", "White"]
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_inputs, nonnegative
+from numpyro_gpx.checked_fields import as_inputs, nonnegative
 from numpyro_gpx.kernels.base import Kernel, check_rank
 
 

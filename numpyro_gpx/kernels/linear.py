@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import nonnegative
+from numpyro_gpx.checked_fields import nonnegative
 from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 
 

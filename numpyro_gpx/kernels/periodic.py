@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import positive
+from numpyro_gpx.checked_fields import positive
 from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 
 

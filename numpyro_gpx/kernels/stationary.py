@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_inputs, positive
+from numpyro_gpx.checked_fields import as_inputs, positive
 from numpyro_gpx.kernels.base import Kernel, check_rank, fit_columns
 from numpyro_gpx.kernels.distances import (
     safe_sqrt,

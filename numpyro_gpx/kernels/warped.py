@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_inputs
+from numpyro_gpx.checked_fields import as_inputs
 from numpyro_gpx.kernels.base import Kernel, as_callable
 
 

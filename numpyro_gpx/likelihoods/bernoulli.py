@@ -10,7 +10,7 @@ from jax.scipy.special import betainc, gammaln
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from numpyro_gpx.fields import positive
+from numpyro_gpx.checked_fields import positive
 from numpyro_gpx.likelihoods.base import (
     Likelihood,
     Moments,

@@ -9,7 +9,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from numpyro_gpx.fields import positive
+from numpyro_gpx.checked_fields import positive
 from numpyro_gpx.likelihoods.base import (
     Likelihood,
     Moments,

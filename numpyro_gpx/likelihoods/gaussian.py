@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from numpyro_gpx.beliefs import Belief
-from numpyro_gpx.fields import positive
+from numpyro_gpx.checked_fields import positive
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
 from numpyro_gpx.links import Identity, Link, PiecewiseConstant, get_link
 

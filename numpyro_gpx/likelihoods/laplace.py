@@ -10,7 +10,7 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from numpyro_gpx.fields import positive
+from numpyro_gpx.checked_fields import positive
 from numpyro_gpx.likelihoods.base import Likelihood, Moments
 from numpyro_gpx.links import log_normal_cdf
 from numpyro_gpx.numerics.factor import positive as clamp

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
-from numpyro_gpx.fields import as_float
+from numpyro_gpx.checked_fields import as_float
 from numpyro_gpx.likelihoods.base import Likelihood, label_moments
 from numpyro_gpx.links import Logit, ProbabilityLink, Probit, get_link, log_interval
 

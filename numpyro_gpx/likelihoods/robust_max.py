@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import positive as positive_field
+from numpyro_gpx.checked_fields import positive as positive_field
 from numpyro_gpx.likelihoods.labels import (
     ClassLabels,
     check_num_classes,

@@ -19,7 +19,7 @@ from jax.scipy.special import erfc
 from jaxtyping import Array, Float, Int
 
 from numpyro_gpx.beliefs import Belief
-from numpyro_gpx.fields import as_float
+from numpyro_gpx.checked_fields import as_float
 from numpyro_gpx.links.normal import interval_probabilities, log_interval
 from numpyro_gpx.links.smooth import Identity, Link, Proportion
 from numpyro_gpx.numerics.factor import positive

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_float
+from numpyro_gpx.checked_fields import as_float
 from numpyro_gpx.links.normal import log_normal_cdf
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpyro_gpx.results.entries import entry_labels, scalar_entries
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.targets import target_support
-from numpyro_gpx.sites.observation import observation
 
 if TYPE_CHECKING:  # loaded on first use
     from matplotlib.axes import Axes
@@ -284,7 +283,7 @@ def _predictive_band(fit, X, site):
     support = target_support(fit, site)
     if not support.is_discrete or not _within_unit(support):
         return prediction.mean, _band(prediction), False
-    likelihood = observation(fit.program.trace[fit.observed_site(site)]).likelihood
+    likelihood = fit.program.observation(fit.observed_site(site)).likelihood
     if likelihood is None:
         return prediction.mean, None, True
     f = _band(fit.predict(*X, site=site, of="latent"))

@@ -22,8 +22,8 @@ from numpyro_gpx.uncertain import InputBelief
 __all__ = [
     "conditional",
     "expected_conditional",
-    "own_rows",
     "replicate_covariances",
+    "shared_spread",
 ]
 
 
@@ -75,11 +75,11 @@ def conditional(
     if kernels is None:
         offset = prior.mean(X)  # (N,) or (N, P)
         f_mean = f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
-    roots, between = _shared_spread(value, A, f_var)
+    roots, between = shared_spread(value, A, f_var)
     return Gaussian(f_mean, f_var, cov, between, cov_scale=cov_scale, roots=roots)
 
 
-def _shared_spread(value, A, f_var):
+def shared_spread(value, A, f_var):
     """What a jointly held site shares with others, and its outputs with each other."""
     if not isinstance(value, JointBelief):
         return {}, None
@@ -181,39 +181,3 @@ def expected_conditional(
     offset = prior.mean(inputs.mean)
     f_mean = f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
     return Gaussian(f_mean, f_var, moments_only=True)
-
-
-def own_rows(prior: SparsePrior, X: Float[Array, "N D"], value: Array | Belief):
-    r"""`f` at the very inputs of `gpx.inducing.Data`: :math:`f = m + R v`.
-
-    Nothing is left of the conditional variance, so that `f` is known where `v` is.
-
-    Args:
-        prior: The GP.
-        X: Its own rows, `(N, D)`, for the mean function.
-        value: Whitened inducing variables: a draw `(M,)` or `(P, M)`, or a belief.
-    """
-    offset = prior.mean(X)  # (N,) or (N, P)
-
-    def joined(f_mean):
-        return f_mean + (offset if offset.ndim == f_mean.ndim else offset[:, None])
-
-    if not isinstance(value, Belief):
-        return Gaussian.known(joined(_multiplied(prior, value[..., None])[..., 0].T))
-    eye = jnp.eye(value.mean.shape[-1], dtype=value.mean.dtype)
-    R = _multiplied(prior, eye)  # (M, N), or (P, M, N), seen as A^T
-    f_mean = jnp.einsum("...nm,...m->...n", R, value.mean)
-    A = jnp.swapaxes(R, -1, -2)
-    f_var = positive(jnp.sum(value.spread(A) ** 2, axis=-2)).T
-    roots, between = _shared_spread(value, A, f_var)
-    return Gaussian(joined(f_mean.T), f_var, between=between, roots=roots)
-
-
-def _multiplied(prior, columns):
-    """`R` times columns `(M, K)`, or `(P, M, K)`, output by output."""
-    if prior.has_own_kernels:
-        columns = jnp.broadcast_to(columns, (len(prior.kernels), *columns.shape[-2:]))
-        return jax.vmap(lambda factor, x: factor.multiply(x))(prior.factor, columns)
-    if columns.ndim == 2:
-        return prior.factor.multiply(columns)
-    return jax.vmap(prior.factor.multiply)(columns)

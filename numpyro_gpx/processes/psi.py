@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from numpyro_gpx.fields import as_inputs
+from numpyro_gpx.checked_fields import as_inputs
 from numpyro_gpx.inducing import Data, Points, psi
 from numpyro_gpx.kernels import (
     RBF,

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from numpyro_gpx.numerics.jitter import explicit_jitter
-from numpyro_gpx.program.contents import contents
+from numpyro_gpx.program.closure_digest import contents
 
 __all__ = ["clear", "compiled", "lowered", "num_compiled", "once", "run"]
 

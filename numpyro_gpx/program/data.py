@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from numpyro_gpx import checks
-from numpyro_gpx.program.call import Call, Trace, signature
+from numpyro_gpx.program.call import Call, Trace
 from numpyro_gpx.program.dataflow import Indexed
-from numpyro_gpx.program.structure import Structure, structure_of
+from numpyro_gpx.program.structure import structure_of
 from numpyro_gpx.sites.marks import GPMark, find
 from numpyro_gpx.sites.observation import observation
 
 __all__ = [
-    "check_batch_size",
-    "check_batched",
     "check_indexed",
     "check_inducing",
     "check_observed",
@@ -108,56 +104,3 @@ def check_slopes(trace: Trace, engine: str) -> None:
                 "blackjax.elliptical_slice), ...)`; or `gpx.inducing.Points`; or a "
                 "smooth link."
             )
-
-
-def check_batch_size(call: Call, batch_size) -> None:
-    """Raise if the model cannot be called on minibatches of so many rows."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise TypeError(
-            f"`batch_size` must be a whole number of rows; got {batch_size!r}."
-        )
-    if batch_size < 1:
-        raise ValueError(
-            f"`batch_size` must be at least 1; got {batch_size}. Leave it out to use "
-            "all rows."
-        )
-    accepted = signature(call.model).parameters
-    if "batch_size" not in accepted and not any(
-        p.kind is p.VAR_KEYWORD for p in accepted.values()
-    ):
-        raise ValueError(
-            "`batch_size` was given, but the model does not take it. Write "
-            "`def model(X, y=None, *, batch_size=None)` and pass it to the plate as "
-            "`subsample_size=batch_size`."
-        )
-    num_rows = _num_rows(call)
-    if num_rows is not None and batch_size > num_rows:
-        raise ValueError(
-            f"`batch_size` must not exceed the {num_rows} rows of the data; got "
-            f"{batch_size}. Leave it out to use all rows."
-        )
-
-
-def check_batched(call: Call, trace: Trace, structure: Structure) -> None:
-    """Raise if the plates of a call on minibatches, or its sites, take no part."""
-    if not structure.plates and call.batch_size != _num_rows(call):
-        raise ValueError(
-            f"`batch_size={call.batch_size}` was given, but no plate of the model "
-            "subsamples. Write `with numpyro.plate('data', X.shape[0], "
-            "subsample_size=batch_size) as i:` and use `X[i]`."
-        )
-    for name, site in trace.items():
-        if site["type"] != "sample" or not site["is_observed"]:
-            continue
-        for frame in site["cond_indep_stack"]:
-            rows = site["fn"].batch_shape[frame.dim]
-            if frame.name in structure.plates and rows != frame.size:
-                raise ValueError(
-                    f"Site `{name}` has {rows} rows in a plate that subsamples "
-                    f"{frame.size}: write `f(X[i])`, `y[i]`."
-                )
-
-
-def _num_rows(call: Call) -> int | None:
-    has_rows = call.args and np.ndim(call.args[0]) > 0
-    return len(call.args[0]) if has_rows else None

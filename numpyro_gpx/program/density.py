@@ -11,7 +11,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
@@ -22,7 +21,6 @@ from numpyro_gpx.sites.marks import Noise, find
 
 __all__ = [
     "Target",
-    "draw_batch",
     "log_terms",
     "require_params",
 ]
@@ -134,23 +132,6 @@ def log_terms(trace: Trace) -> tuple[Array, Array]:
         else:
             prior = prior + term
     return prior, likelihood
-
-
-def draw_batch(key, structure: Structure) -> dict[str, Array]:
-    """Fresh indices for every subsampled plate.
-
-    Drawn with replacement: the estimate stays unbiased, and the cost does not grow
-    with the number of rows as NumPyro's own subsampling does. Remainders of 32 random
-    bits: a row's chance is off by a factor of at most `1 + size / 2**32`, and
-    compiling them takes half as long as `jax.random.randint`.
-    """
-    batch = {}
-    for i, (name, plate) in enumerate(structure.plates.items()):
-        # Most models have one plate, and need no further key.
-        key_plate = key if len(structure.plates) == 1 else jr.fold_in(key, i)
-        bits = jr.bits(key_plate, (plate.subsample_size,), jnp.uint32)
-        batch[name] = (bits % np.uint32(plate.size)).astype(jnp.int32)
-    return batch
 
 
 def require_params(structure: Structure, params: dict | None) -> None:

@@ -25,7 +25,7 @@ from numpyro import handlers
 
 from numpyro_gpx.groups import Group
 from numpyro_gpx.program.call import Call, Trace
-from numpyro_gpx.program.latent_site import LatentInput, integration
+from numpyro_gpx.program.latent_inputs import LatentInput, integration
 from numpyro_gpx.sites.marks import (
     Held,
     Noise,

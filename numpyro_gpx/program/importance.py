@@ -32,7 +32,7 @@ from numpyro_gpx.program.elbo import (
     replayed_values,
     scaled,
 )
-from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.program.latent_inputs import LatentInput
 from numpyro_gpx.sites.effects import shared_replicates
 from numpyro_gpx.sites.marks import Held, held_beliefs, marked
 

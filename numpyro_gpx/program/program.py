@@ -8,10 +8,12 @@ import numpy as np
 
 from numpyro_gpx import checks
 from numpyro_gpx.program import data
+from numpyro_gpx.program.batches import check_batch_size, check_batched
 from numpyro_gpx.program.call import Call, Trace, signature
-from numpyro_gpx.program.contents import contents
-from numpyro_gpx.program.look import Look, Unit, plate_sizes
+from numpyro_gpx.program.closure_digest import contents
+from numpyro_gpx.program.inspection import Look, Unit, plate_sizes
 from numpyro_gpx.program.structure import Structure, structure_of
+from numpyro_gpx.sites.observation import Observation, observation
 
 __all__ = ["Program"]
 
@@ -55,11 +57,11 @@ class Program:
         program.call = look.at_own_rows()
         program.batched = program.call
         if batch_size is not None:
-            data.check_batch_size(program.call, batch_size)
+            check_batch_size(program.call, batch_size)
             program.batched = program.call.batched(batch_size)
             trace = program.batched.abstract_trace()
             program.batched_structure = structure_of(trace)
-            data.check_batched(program.batched, trace, program.batched_structure)
+            check_batched(program.batched, trace, program.batched_structure)
         return program
 
     @classmethod
@@ -106,6 +108,10 @@ class Program:
         other.call = self.call.with_jitter(relative)
         other.batched = self.batched.with_jitter(relative)
         return other
+
+    def observation(self, site: str) -> Observation:
+        """What an observed site says of its rows; values are abstract."""
+        return observation(self.trace[site])
 
     def unit_of(self, site: str) -> Unit:
         """The rows of an observed site: how many, and which arguments follow them."""

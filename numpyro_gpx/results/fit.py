@@ -24,6 +24,7 @@ from numpyro_gpx.results.predict import (
     latent_draws,
     parts_at,
     sites_at,
+    sites_in_pieces,
 )
 from numpyro_gpx.results.prediction import Prediction
 from numpyro_gpx.results.rows import row_chunks, row_values
@@ -196,16 +197,13 @@ class Fit:
         call = self.new_call(*args, **kwargs)
         given = row_values(self.structure, given, call.num_rows)
         components = self.global_components(num_components, given)
-        chunks, sizes = [], []
-        pieces = row_chunks(self.program, call, problem.site, chunk_rows, given)
-        for i, (piece, values, size) in enumerate(pieces):
-            key = jr.fold_in(self.key, i)
-            known = problem._replace(params={**problem.params, **values})
-            with single_blas_thread():
-                fn = sites_at(known, components, piece, key, of=of)
-            chunks.append(fn)
-            sizes.append(size)
-        return Prediction(chunks, sizes, self.key)
+        pieces = list(row_chunks(self.program, call, problem.site, chunk_rows, given))
+        with single_blas_thread():
+            found = sites_in_pieces(
+                problem, components, pieces, self.key, of=of,
+                trained=self.program.observation(problem.site).needs_training,
+            )  # fmt: skip
+        return Prediction(found, [size for *_, size in pieces], self.key)
 
     def replicate(self, *, site=None, num_components=None) -> Prediction:
         """The predictive distribution of new targets at the training rows.

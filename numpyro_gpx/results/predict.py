@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 
 from numpyro_gpx.processes.latent import Latent
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile import run
-from numpyro_gpx.program.density import draw_batch, log_terms
+from numpyro_gpx.program.density import log_terms
 from numpyro_gpx.program.structure import structure_of
 from numpyro_gpx.sites.effects import drawn_functions, recorded_calls
 from numpyro_gpx.sites.observation import Observation, observation
@@ -30,6 +33,8 @@ __all__ = [
     "replicated_draws",
     "row_densities",
     "sites_at",
+    "sites_in_chunks",
+    "sites_in_pieces",
 ]
 
 
@@ -78,6 +83,43 @@ def sites_at(problem: Problem, components, call: Call, key, *, of: str | None):
     return _run(_sites_at, problem, components, call, key, of)
 
 
+def sites_in_pieces(
+    problem: Problem, components, pieces: list, key, *, of, trained: bool
+):
+    """The observed site's distributions, one for each of `row_chunks`' pieces.
+
+    Args:
+        problem: The model.
+        components: Site values with a leading axis.
+        pieces: Calls, values of the rows' own sites, and numbers of rows.
+        key: For noise and row-local sites; each piece has its own.
+        of: As in `sites_at`.
+        trained: Whether the site needs the training rows.
+    """
+    calls = [call for call, *_ in pieces]
+    given = any(values for _, values, _ in pieces)
+    if trained and len(pieces) > 1 and not given:
+        return sites_in_chunks(problem, components, calls, key, of=of)
+    found = []
+    for i, (call, values, _) in enumerate(pieces):
+        known = problem._replace(params={**problem.params, **values})
+        found.append(sites_at(known, components, call, jr.fold_in(key, i), of=of))
+    return found
+
+
+def sites_in_chunks(problem: Problem, components, calls: list[Call], key, *, of):
+    """As `sites_at` at several calls of one shape, for sites that need training rows.
+
+    Each component is conditioned on these once, whatever the number of calls, and its
+    state is gone before the next one's is made.
+    """
+    split = [eqx.partition(call, eqx.is_array) for call in calls]
+    arrays = jax.tree.map(lambda *x: jnp.stack(x), *(arrays for arrays, _ in split))
+    stacked = eqx.combine(arrays, split[0][1])
+    found = _run(_sites_in_chunks, problem, components, stacked, key, of)
+    return [jax.tree.map(lambda x, i=i: x[:, i], found) for i in range(len(calls))]
+
+
 def replicated_draws(problem: Problem, draws, key):
     """New targets at the training rows, one set for each draw, `(S, N, ...)`."""
     return _run(_replicated_draws, problem, draws, key)
@@ -123,6 +165,25 @@ def _sites_at(problem, components, call, key, of):
         if of is None:
             return found.predictive()
         return FromLatent(_function(of, problem.site, found, seen.calls).bare())
+
+    return _map(one, components, key)
+
+
+def _sites_in_chunks(problem, components, stacked, key, of):
+    arrays, static = eqx.partition(stacked, eqx.is_array)
+
+    def one(component, key):
+        state = _training_state(problem, component, key)
+
+        def chunk(arrays):
+            call = eqx.combine(arrays, static)
+            values = {**problem.params, **component}
+            found = observation(call.trace(values, key)[problem.site]).given(state)
+            if of is None:
+                return found.predictive()
+            return FromLatent(_function(of, problem.site, found, {}).bare())
+
+        return jax.lax.map(chunk, arrays)
 
     return _map(one, components, key)
 
@@ -227,5 +288,11 @@ def _observed(problem: Problem, component, call: Call, key) -> Observation:
     found = observation(call.trace(values, key)[problem.site])
     if not found.needs_training:
         return found
+    return found.given(_training_state(problem, component, key))
+
+
+def _training_state(problem: Problem, component, key):
+    """What predictions need of the training rows, at one component."""
+    values = {**problem.params, **component}
     site = problem.train.trace(values, key)[problem.site]
-    return found.given(observation(site).condition(site["value"]))
+    return observation(site).condition(site["value"])

@@ -5,15 +5,13 @@ from __future__ import annotations
 from numpyro.distributions import constraints
 
 from numpyro_gpx.results.fit import Fit
-from numpyro_gpx.sites.observation import observation
 
 __all__ = ["is_binary", "labels", "noise_target", "target_support"]
 
 
 def target_support(fit: Fit, site: str | None = None):
     """The support of the targets, one number at a time, as a NumPyro constraint."""
-    trace = fit.program.trace
-    return observation(trace[fit.observed_site(site)]).support
+    return fit.program.observation(fit.observed_site(site)).support
 
 
 def is_binary(fit: Fit, site: str | None = None) -> bool:
@@ -23,8 +21,7 @@ def is_binary(fit: Fit, site: str | None = None) -> bool:
 
 def labels(fit: Fit, site: str | None = None) -> bool:
     """Whether the targets are labels of classes, of which predictions give shares."""
-    trace = fit.program.trace
-    likelihood = observation(trace[fit.observed_site(site)]).likelihood
+    likelihood = fit.program.observation(fit.observed_site(site)).likelihood
     return likelihood is not None and likelihood.num_classes is not None
 
 

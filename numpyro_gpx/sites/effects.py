@@ -19,8 +19,9 @@ import jax.random as jr
 from jaxtyping import Array
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
-from numpyro_gpx.processes.conditional import conditional, own_rows
+from numpyro_gpx.processes.conditional import conditional
 from numpyro_gpx.processes.latent import Gaussian
+from numpyro_gpx.processes.own_rows import own_rows
 from numpyro_gpx.uncertain import InputBelief
 
 __all__ = [

@@ -21,18 +21,18 @@ from numpyro_gpx.likelihoods import Gaussian as GaussianLikelihood
 from numpyro_gpx.likelihoods import Likelihood
 from numpyro_gpx.processes.collapse import GaussianRows
 from numpyro_gpx.processes.latent import Gaussian, Latent
-from numpyro_gpx.sites.checkers import (
-    Checker,
-    FiniteChecker,
-    LikelihoodChecker,
-    PlainChecker,
-)
+from numpyro_gpx.sites.expected_likelihood import ExpectedLikelihood
 from numpyro_gpx.sites.marginals import Conditioned, ExactRegression
-from numpyro_gpx.sites.observed import ExpectedLikelihood
 from numpyro_gpx.sites.predictive import (
     FromDistribution,
     FromLikelihood,
     Predictive,
+)
+from numpyro_gpx.sites.target_checks import (
+    Checker,
+    FiniteChecker,
+    LikelihoodChecker,
+    PlainChecker,
 )
 
 __all__ = ["Observation", "made_here", "observation"]

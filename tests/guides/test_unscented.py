@@ -28,7 +28,7 @@ from numpyro_gpx.guides import (
 from numpyro_gpx.infer import ELBO, ImportanceWeighted
 from numpyro_gpx.processes.conditional import conditional
 from numpyro_gpx.processes.prior import SparsePrior
-from numpyro_gpx.program.latent_site import LatentInput
+from numpyro_gpx.program.latent_inputs import LatentInput
 from numpyro_gpx.sites.marks import find, held_beliefs
 
 NOISE = 1.0

@@ -14,7 +14,7 @@ import numpyro_gpx as gpx
 from numpyro_gpx.infer import Blackjax
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
-from numpyro_gpx.program.noise import noise_sets
+from numpyro_gpx.program.layer_noise import noise_sets
 from numpyro_gpx.program.structure import structure_of
 
 NOISE = 0.35

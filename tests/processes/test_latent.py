@@ -13,7 +13,7 @@ from numpyro_gpx.likelihoods import Bernoulli, Gaussian, Poisson
 from numpyro_gpx.processes.latent import Gaussian as GaussianLatent
 from numpyro_gpx.processes.latent import as_latent
 from numpyro_gpx.processes.products import Product
-from numpyro_gpx.sites.observed import ExpectedLikelihood
+from numpyro_gpx.sites.expected_likelihood import ExpectedLikelihood
 
 F_MEAN, F_VAR = np.array([0.4, -0.8, 1.3]), np.array([0.25, 0.6, 0.09])
 G_MEAN, G_VAR = np.array([-0.7, 0.35, 0.5]), np.array([0.4, 0.15, 0.3])

@@ -12,8 +12,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.closure_digest import contents
 from numpyro_gpx.program.compile import compiled, num_compiled, run
-from numpyro_gpx.program.contents import contents
 
 X = np.linspace(-2.0, 2.0, 16)[:, None]
 Y = np.sin(2.0 * X[:, 0])
@@ -80,6 +80,51 @@ def test_a_second_fit_compiles_nothing_and_follows_what_has_changed(restored):
     mean, var = by_hand(noisy, Z, 1.7)
     assert_allclose(noisy.predict(X).var, var, atol=1e-6)
     assert num_compiled() > before
+
+
+def by_engine(engine):
+    options = dict(key=jr.key(0), progress=False)
+    if engine == "svi":
+        return gpx.fit_svi(
+            model, gpx.guides.WhitenedGaussian, X, Y, num_steps=3, **options
+        )
+    if engine == "lbfgs":
+        guide = gpx.guides.OptimalGaussian
+        return gpx.fit_lbfgs(model, guide, X, Y, max_steps=3, **options)
+    sampler = {"nuts": gpx.fit_nuts, "sghmc": gpx.fit_sghmc}[engine]
+    return sampler(model, X, Y, num_warmup=3, num_samples=4, num_chains=2, **options)
+
+
+@pytest.fixture
+def compiled_by_xla():
+    """Names of all programs that XLA compiles, ours or not."""
+    found = []
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(kwargs.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("engine", ["svi", "lbfgs", "nuts", "sghmc"])
+def test_no_engine_compiles_twice(engine, restored, compiled_by_xla):
+    """Counted by XLA itself, and for another `Z` of the same shape as well."""
+    by_engine(engine)
+    assert compiled_by_xla  # what is counted, is counted
+    first = by_engine(engine)
+    compiled_by_xla.clear()
+    again = by_engine(engine)
+    assert not compiled_by_xla
+    before = again.draws(4)["f"]
+    assert_allclose(before, first.draws(4)["f"], rtol=1e-9)
+    globals()["Z"] = X[1::4] + 0.05
+    compiled_by_xla.clear()
+    moved = by_engine(engine)
+    assert not compiled_by_xla
+    assert np.abs(moved.draws(4)["f"] - before).max() > 1e-6
 
 
 def first_mean(fit):

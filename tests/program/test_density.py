@@ -15,8 +15,9 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.density import Target
 
 RNG = np.random.default_rng(23)
 N = 5

@@ -18,6 +18,7 @@ from numpyro_gpx.program.compile import num_compiled
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.posteriors import ChainPosterior
 from numpyro_gpx.results.prediction import Prediction
+from numpyro_gpx.sites.marginals import ExactRegression
 from numpyro_gpx.sites.predictive import FromDistribution
 
 NOISE = 0.3
@@ -565,3 +566,34 @@ def test_models_may_start_at_values(fit):
     guide = gpx.guides.WhitenedGaussian(free, init_loc_fn=start)
     svi = gpx.fit_svi(free, guide, X, Y, key=jr.key(0), num_steps=1, progress=False)
     assert_allclose(svi.draws(4)["scale"], 0.123, rtol=0.02)
+
+
+def test_the_exact_site_is_conditioned_once_for_all_chunks(monkeypatch):
+    """One factorisation a draw, however many chunks of rows are predicted."""
+    count = []
+    plain = ExactRegression.conditioned
+
+    def counted(self, y):
+        jax.debug.callback(lambda: count.append(1))
+        return plain(self, y)
+
+    def noisy(X, y=None):
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        gpx.exact("y", KERNEL, X, noise, obs=y)
+
+    program = Program.of(Call.create(noisy, (X, Y), {}))
+    draws = {"noise": np.array([[0.2, 0.3, 0.5]])}
+    fit = gpx.Fit(program, ChainPosterior(draws), engine="nuts")
+    whole = fit.predict(X_NEW, chunk_rows=None)
+    monkeypatch.setattr(ExactRegression, "conditioned", counted)
+    cut = fit.predict(X_NEW, chunk_rows=2)
+    jax.effects_barrier()
+    assert len(count) == 3
+    assert_allclose(cut.mean, whole.mean, rtol=1e-10)
+    assert_allclose(cut.var, whole.var, rtol=1e-10)
+    latent = fit.predict(X_NEW, chunk_rows=2, of="latent")
+    assert_allclose(latent.mean, whole.mean, rtol=1e-10)
+    K = np.asarray(KERNEL(X))
+    Ks = np.asarray(KERNEL(X_NEW, X))
+    means = [Ks @ np.linalg.solve(K + s**2 * np.eye(25), Y) for s in (0.2, 0.3, 0.5)]
+    assert_allclose(cut.mean, np.mean(means, axis=0), rtol=1e-8)

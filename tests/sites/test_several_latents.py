@@ -15,7 +15,7 @@ from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.posteriors import ChainPosterior
-from numpyro_gpx.sites.observed import ExpectedLikelihood
+from numpyro_gpx.sites.expected_likelihood import ExpectedLikelihood
 
 _rng = np.random.default_rng(2)
 N = 14

@@ -17,8 +17,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.density import Target, draw_batch
+from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.results.samplers import engine_name, kernel_params
 

@@ -1,0 +1,154 @@
+"""Two commits side by side: does a change of the layout cost time?
+
+    python benchmarks/commits.py --old 5b518b5 [--quick]
+
+Each commit is installed into a folder of its own and answers in a process of its own;
+the two take turns, 30 pairs for each workload. A workload is compiled as the commit's
+own fits compile it. The gradient of the full GP is compared with a model written by
+hand in plain NumPyro, in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from results import markdown_table, write
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = Path(__file__).with_name("commits_worker.py")
+WORKLOADS = {
+    "SVGP step, N=20000 D=8 M=256 batch 512": "svgp",
+    "the same, N=10^6": "large",
+    "two-layer deep GP step, N=10000 M=128 batch 512": "deep",
+    "collapsed bound, value and gradient, N=10000 M=200": "collapsed",
+}
+
+
+class Worker:
+    """A process that times workloads with one commit's code."""
+
+    def __init__(self, folder: str):
+        env = {**os.environ, "PYTHONPATH": folder, "OPENBLAS_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def seconds(self, workload: str) -> float:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(workload + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("seconds "):
+                return float(line.split()[1])
+        raise RuntimeError(f"The worker stopped while timing {workload}.")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def install(commit: str | None, folder: str) -> None:
+    """The package at a commit, or as it stands, laid out as an installer does."""
+    source = str(ROOT)
+    if commit is not None:
+        source = folder + ".source"
+        Path(source).mkdir()
+        archive = subprocess.run(
+            ["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True
+        ).stdout
+        subprocess.run(["tar", "x", "-C", source], input=archive, check=True)
+    command = "-m pip install --quiet --no-deps --no-build-isolation --target".split()
+    subprocess.run([sys.executable, *command, folder, source], check=True)
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float]:
+    """95 % of the median, by the binomial law of the order statistics."""
+    ordered = np.sort(ratios)
+    number = len(ordered)
+    half = 0.98 * np.sqrt(number)
+    low = max(int(np.floor(number / 2.0 - half)), 0)
+    return ordered[low], ordered[number - 1 - low]
+
+
+def ratios(first, second, pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ratios of seconds in turns, and the seconds of both."""
+    first(), second()  # compiled
+    first(), second()
+    a, b = [], []
+    for i in range(pairs):
+        # Taking turns at being first evens out what one leaves in the caches.
+        if i % 2:
+            a.append(first()), b.append(second())
+        else:
+            b.append(second()), a.append(first())
+    return np.array(a) / np.array(b), np.array(a), np.array(b)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--old", default="5b518b5", help="commit to compare with")
+    parser.add_argument("--quick", action="store_true", help="few pairs")
+    args = parser.parse_args(arguments)
+    pairs = 4 if args.quick else 30
+    rows, record = [], {"old": args.old, "pairs": pairs}
+    with tempfile.TemporaryDirectory() as folder:
+        install(args.old, f"{folder}/old")
+        install(None, f"{folder}/new")
+        old, new = Worker(f"{folder}/old"), Worker(f"{folder}/new")
+        cases = [
+            (name, lambda w=w: new.seconds(w), lambda w=w: old.seconds(w), "1.05")
+            for name, w in WORKLOADS.items()
+        ]
+        name = "gradient of the full GP classifier, N=200, against NumPyro by hand"
+        for label, worker in (("", new), (" (old)", old)):
+            cases.append((
+                name + label, lambda w=worker: w.seconds("full"),
+                lambda w=worker: w.seconds("by hand"), "1.3",
+            ))  # fmt: skip
+        for name, ours, theirs, limit in cases:
+            ratio, a, b = ratios(ours, theirs, pairs)
+            low, high = interval(ratio)
+            middle = float(np.median(ratio))
+            record[name] = {
+                "ratio": middle, "interval": [low, high],
+                "ms": [1e3 * float(np.median(a)), 1e3 * float(np.median(b))],
+            }  # fmt: skip
+            rows.append([
+                name, 1e3 * np.median(a), 1e3 * np.median(b), middle,
+                f"{low:.3f} to {high:.3f}", limit,
+            ])  # fmt: skip
+        old.stop()
+        new.stop()
+    text = "\n".join(
+        [
+            f"# The code as it stands against commit {args.old}",
+            "",
+            f"Medians of {pairs} pairs that take turns, float64, one BLAS thread; the "
+            "interval is that of the median (95 %). Last two rows: against a model "
+            "written by hand in the same process. `python benchmarks/commits.py`.",
+            "",
+            markdown_table(
+                [
+                    "what",
+                    "new (ms)",
+                    "old or by hand (ms)",
+                    "ratio",
+                    "interval",
+                    "limit",
+                ],
+                rows,
+            ),
+        ]
+    )
+    write("commits", record, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,9 +36,18 @@ MODEL, GUIDE = "gpx_model", "gpx_guide"
 
 
 class Mark(eqx.Module):
-    """A mark at a site; `owner` is the key that it travels under."""
+    """A mark at a site; `owner` is the key that it travels under.
+
+    Equal only to itself: JAX compares what NumPyro's traces carry along, and numbers
+    of an earlier trace must not be looked at (`numpyro.render_model` does so).
+    """
 
     owner: ClassVar[str] = MODEL
+
+    def __eq__(self, other) -> bool:  # type: ignore[override]
+        return self is other
+
+    __hash__ = object.__hash__
 
 
 class Integrable(Mark):

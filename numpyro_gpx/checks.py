@@ -21,7 +21,10 @@ __all__ = [
     "key",
     "latents",
     "matrix",
+    "noise_scale",
+    "not_negative",
     "one_of",
+    "real",
     "rows_of",
     "rowwise",
     "sequence",
@@ -128,6 +131,39 @@ def finite(name: str, value, *, hint: str = "Drop or impute these rows.") -> Non
         )
 
 
+def real(name: str, value):
+    """`value`, unless it is complex."""
+    if np.iscomplexobj(value):
+        raise ValueError(f"`{name}` must be real; got {jnp.result_type(value)}.")
+    return value
+
+
+def not_negative(argument: str, site: str, value) -> None:
+    """Raise if a concrete argument of a site holds a number below 0."""
+    if not_jax_tracer(value) and np.any(np.asarray(value) < 0.0):
+        worst = np.min(np.asarray(value))
+        raise ValueError(
+            f"`{argument}` of site `{site}` must be at least 0; got {worst}."
+        )
+
+
+def noise_scale(site: str, scale, num_rows: int) -> None:
+    """Raise unless a noise scale is a positive number, or one for each row."""
+    if jnp.shape(scale) not in ((), (num_rows,)):
+        raise ValueError(
+            f"`scale` of site `{site}` must be a number, or have shape ({num_rows},); "
+            f"got {jnp.shape(scale)}."
+        )
+    real("scale", scale)
+    if not_jax_tracer(scale):
+        finite("scale", scale, hint="")
+        if not np.all(np.asarray(scale) > 0.0):
+            raise ValueError(
+                f"`scale` of site `{site}` must be positive; got "
+                f"{np.min(np.asarray(scale))}."
+            )
+
+
 def instance(name: str, value, kind: type, hint: str) -> None:
     """Raise if `value` is not a `kind`."""
     if not isinstance(value, kind):
@@ -171,6 +207,7 @@ def targets(name: str, obs, fn, likelihood):
             f"`obs` of site `{name}` must have the shape {expected} of its latent "
             f"function; got {jnp.shape(obs)}. {_shape_hint(jnp.shape(obs), expected)}"
         )
+    real(name, obs)
     if not_jax_tracer(obs):
         likelihood.check(obs, name=name, mask=fn.keep)
     return jnp.asarray(obs)
@@ -206,6 +243,7 @@ def exact_targets(name: str, obs, fn):
             f"each row of `X`; got {jnp.shape(obs)}. "
             f"{_shape_hint(jnp.shape(obs), fn.event_shape)}"
         )
+    real(name, obs)
     finite(name, obs)
     return jnp.asarray(obs)
 

@@ -100,7 +100,7 @@ class Prediction:
         1000 of them their levels are off by about 0.01.
         """
         levels = np.asarray(q, float)
-        if np.any((levels <= 0.0) | (levels >= 1.0)):
+        if not np.all((levels > 0.0) & (levels < 1.0)):
             raise ValueError(f"`q` must lie between 0 and 1; got {q}.")
         found = [self._quantile(float(level)) for level in levels.ravel()]
         return np.stack(found).reshape(levels.shape + found[0].shape)
@@ -117,7 +117,7 @@ class Prediction:
 
     def log_prob(self, y) -> np.ndarray:
         """Log predictive density of each row, `(N,)`, in the units of `y`."""
-        y = np.asarray(y)
+        y = checks.real("y", np.asarray(y))
         if y.shape != self._moments[0].shape:
             raise ValueError(
                 f"`y` must have the shape {self._moments[0].shape} of the predictions; "
@@ -140,6 +140,8 @@ class Prediction:
         """The prediction of `shift + scale * y`, with a positive scale."""
         if not np.all(np.asarray(scale) > 0.0):
             raise ValueError(f"`scale` must be positive; got {scale}.")
+        checks.finite("scale", scale, hint="")
+        checks.finite("shift", shift, hint="")
         return Prediction(
             self._chunks,
             self._sizes,

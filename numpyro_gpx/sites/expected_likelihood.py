@@ -65,6 +65,7 @@ def observe(
     if rows is not None:
         obs = checks.rows_of(name, obs, rows, _innermost_plate())
     f = as_latent(latent)
+    checks.finite(f"the latent function of site `{name}`", f.mean, hint="")
     checks.latents(name, f.shape, likelihood)
     check_latent(name, likelihood, f)
     if offset is not None:
@@ -73,6 +74,7 @@ def observe(
         f = f + checks.rowwise("offset", name, offset, f.shape, spread=spread)
     if weights is not None:
         weights = checks.rowwise("weights", name, weights, f.shape[:1])
+        checks.not_negative("weights", name, weights)
     if mask is not None:
         mask = checks.rowwise("mask", name, mask, likelihood.target_shape(f.shape))
     if missing and obs is not None:

@@ -44,6 +44,7 @@ def exact(
         mean: Mean function; zero if left out.
     """
     X = checks.inputs("X", X)
+    checks.noise_scale(name, scale, X.shape[0])
     fn = ExactRegression(kernel, X, scale, Zero() if mean is None else mean)
     if obs is not None:
         obs = checks.exact_targets(name, obs, fn)

@@ -597,3 +597,17 @@ def test_the_exact_site_is_conditioned_once_for_all_chunks(monkeypatch):
     Ks = np.asarray(KERNEL(X_NEW, X))
     means = [Ks @ np.linalg.solve(K + s**2 * np.eye(25), Y) for s in (0.2, 0.3, 0.5)]
     assert_allclose(cut.mean, np.mean(means, axis=0), rtol=1e-8)
+
+
+@pytest.mark.parametrize("level", [np.nan, None, 0.0, 1.0, [0.5, np.nan]])
+def test_levels_of_quantiles_lie_between_0_and_1(fit, level):
+    with pytest.raises(ValueError, match="`q` must lie between 0 and 1"):
+        fit.predict(X_NEW).quantile(level)
+
+
+def test_numbers_that_would_spread_are_refused(fit):
+    prediction = fit.predict(X_NEW)
+    with pytest.raises(ValueError, match="`y` must be real"):
+        prediction.log_prob(1j * np.ones(9))
+    with pytest.raises(ValueError, match="`shift` must be finite"):
+        prediction.rescaled(np.nan, 1.0)

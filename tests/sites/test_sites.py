@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.infer.inspect import get_model_relations
 from numpyro.infer.util import log_density
 
 import numpyro_gpx as gpx
@@ -728,3 +729,39 @@ def test_learnt_inducing_inputs_are_a_parameter_named_after_the_gp():
     prior = 2.0 * scipy.stats.norm.logpdf(V).sum()
     ell = gaussian_ell(y, f[0] + g[0], f[1] + g[1], SCALE)
     assert_allclose(found, prior + np.sum(ell), rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(obs=np.ones(3) * 1j), "`y` must be real; got complex128"),
+        (dict(weights=np.array([1.0, -0.5, 1.0])), "`weights` of site `y` .* got -0.5"),
+        (dict(latent=np.array([0.1, np.nan, 0.3])), "latent function of site `y`.*nan"),
+    ],
+)
+def test_what_a_site_cannot_hold_is_refused_outside_fits_too(options, words):
+    options = {"latent": np.zeros(3), "obs": np.ones(3)} | options
+    with pytest.raises(ValueError, match=words):
+        gpx.observe("y", likelihood=gpx.likelihoods.Gaussian(0.3), **options)
+
+
+@pytest.mark.parametrize(
+    "scale, words",
+    [
+        (-0.3, "`scale` of site `y` must be positive; got -0.3"),
+        (np.inf, "`scale` must be finite"),
+        (0.3j, "`scale` must be real"),
+        (np.ones(2), r"or have shape \(3,\); got \(2,\)"),
+    ],
+)
+def test_scales_of_exact_regression_are_checked(scale, words):
+    with pytest.raises(ValueError, match=words):
+        gpx.exact("y", gpx.kernels.RBF(), np.zeros((3, 1)), scale, obs=np.ones(3))
+
+
+def test_models_can_be_rendered_more_than_once():
+    model = gpx.models.svgp(gpx.inducing.Points(np.linspace(-1.0, 1.0, 3)[:, None]))
+    X = jnp.linspace(-1.0, 1.0, 5)[:, None]
+    found = [get_model_relations(model, (X, X[:, 0])) for _ in range(3)]
+    assert found[0]["sample_sample"] == found[2]["sample_sample"]
+    assert "f" in found[0]["sample_sample"]["y"]

@@ -20,6 +20,7 @@ from numpyro_gpx.infer import game
 from numpyro_gpx.infer.adversarial import judge
 from numpyro_gpx.infer.game import Moves, Rules, _moved, discriminator_loss
 from numpyro_gpx.infer.problem import VariationalProblem
+from numpyro_gpx.program.batches import draw_batch as plain_batch
 from numpyro_gpx.program.call import Call
 
 RNG = np.random.default_rng(17)
@@ -545,7 +546,7 @@ def test_the_model_cools_down_and_each_round_has_its_own_rows(monkeypatch):
         return model
 
     def draw_batch(key, structure):
-        found = batches.draw_batch(key, structure)
+        found = plain_batch(key, structure)
         jax.debug.callback(lambda x: batches.append(tuple(x.tolist())), found["data"])
         return found
 

@@ -15,7 +15,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import compiled, once, run
+from numpyro_gpx.program.compile import compiled, once
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.results.fit import Fit
 
@@ -72,14 +72,15 @@ def sample_chains(
         kept = jax.tree.map(lambda x: jnp.zeros((_BLOCK, *x.shape), x.dtype), seen)
         return jax.lax.fori_loop(0, number, step, (state, kept))
 
-    found = []
     keys = jr.split(key, length.num_chains)
-    for i, (key_chain, start) in enumerate(zip(keys, starts, strict=True)):
-        state = run(begin, key_chain, start, inputs)
-        seen = jax.eval_shape(_seen, state)
-        program = compiled(block, state, jnp.asarray(0), inputs)
-        label = f"chain {i + 1} of {length.num_chains}"
-        found.append(_run_chain(program, state, inputs, length, label))
+    starter = compiled(begin, keys[0], starts[0], inputs, optimise=False)
+    states = [starter(k, z, inputs) for k, z in zip(keys, starts, strict=True)]
+    seen = jax.eval_shape(_seen, states[0])
+    program = compiled(block, states[0], jnp.asarray(0), inputs)
+    found = [
+        _run_chain(program, state, inputs, length, f"chain {i} of {length.num_chains}")
+        for i, state in enumerate(states, start=1)
+    ]
     stacked = jax.tree.map(lambda *x: np.stack(x), *found)
     return stacked["z"], {_STATS[n]: x for n, x in stacked.items() if n != "z"}
 

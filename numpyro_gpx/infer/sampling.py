@@ -95,9 +95,10 @@ def fit_nuts(
 
     def make(inputs):
         target = target_of(inputs)
-        # A potential instead of the model: NumPyro would trace and set it up anew.
+        # A potential instead of the model, which NumPyro would set up anew; under `jit`
+        # the model is run once for all of its uses in a program.
         return NUTS(
-            potential_fn=lambda z: -target.log_density(z),
+            potential_fn=jax.jit(lambda z: -target.log_density(z)),
             target_accept_prob=target_accept_prob,
             dense_mass=dense_mass,
             max_tree_depth=max_tree_depth,

@@ -23,7 +23,7 @@ from numpyro_gpx.infer.adversarial import fit_implicit
 from numpyro_gpx.infer.sampling import fit_mcmc, fit_nuts, fit_sghmc
 from numpyro_gpx.infer.variational import fit_lbfgs, fit_svi
 from numpyro_gpx.numerics.jitter import jitter
-from numpyro_gpx.processes.products import stack
+from numpyro_gpx.processes.combining import stack
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.load import load
 from numpyro_gpx.scaling import standardise

@@ -220,6 +220,12 @@ def rows_of(site: str, obs, rows, plate):
             f"`rows` of site `{site}` must be those of a plate around it, as in `with "
             "numpyro.plate(...) as i:`; there is none."
         )
+    if rows is not plate._indices:
+        raise ValueError(
+            f"`rows` of site `{site}` must be the rows of plate `{plate.name}` as they "
+            f"are, `with numpyro.plate({plate.name!r}, ...) as i:`; got others. Take "
+            "the targets yourself: `obs=y[...]`."
+        )
     if obs is None:
         return None
     if jnp.ndim(obs) == 0:

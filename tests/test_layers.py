@@ -20,6 +20,7 @@ ORDER = """
 # Operators make subclasses, which stand on what they operate on.
 LOCAL = {
     ("numpyro_gpx/processes/latent.py", "numpyro_gpx.processes.products"),
+    ("numpyro_gpx/processes/latent.py", "numpyro_gpx.processes.combining"),
     ("numpyro_gpx/kernels/base.py", "numpyro_gpx.kernels.combine"),
     ("numpyro_gpx/kernels/base.py", "numpyro_gpx.kernels.constant"),
     # A link by name may be a step, and a step may stand for a link by name.

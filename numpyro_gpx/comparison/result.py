@@ -16,6 +16,7 @@ from numpyro_gpx.comparison.sites import site_table
 from numpyro_gpx.comparison.text import as_text
 from numpyro_gpx.results.entries import scalar_entries
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.rows import num_rows_of
 from numpyro_gpx.results.targets import is_binary
 
 if TYPE_CHECKING:  # loaded on first use
@@ -135,7 +136,10 @@ def _test_rows(fits, X_test, y_test, site) -> ScoredRows:
         args, kwargs = (), {"num_rows": len(y)}
     else:
         args, kwargs = (X_test if isinstance(X_test, tuple) else (X_test,)), {}
-        _check_rows(args, y)
+        _check_inputs(args)
+        for fit in fits.values():
+            call = fit.new_call(*args)
+            _check_rows(num_rows_of(fit.program, call, fit.observed_site(site)), y)
     _check_targets(y)
     binary = all(is_binary(fit, site) for fit in fits.values())
     if binary and not np.isin(y, (0, 1)).all():
@@ -171,20 +175,22 @@ def _check_fits(fits, reference):
         )
 
 
-def _check_rows(X_test, y):
+def _check_inputs(X_test):
     if not X_test or np.ndim(X_test[0]) == 0:
         raise ValueError(
             "`X_test` must be an array of inputs (N, D), or a tuple of the model's "
             "arguments that starts with one."
         )
-    rows = np.shape(X_test[0])[0]
+    if np.shape(X_test[0])[0] == 0:
+        raise ValueError("`X_test` has no rows; pass at least one.")
+
+
+def _check_rows(rows: int, y):
     if y.shape[:1] != (rows,):
         raise ValueError(
             f"`X_test` and `y_test` must have the same number of rows; got {rows} and "
             f"{y.shape[0] if y.ndim else 'a scalar'}."
         )
-    if rows == 0:
-        raise ValueError("`X_test` has no rows; pass at least one.")
 
 
 def _check_targets(y):

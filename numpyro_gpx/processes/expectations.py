@@ -20,6 +20,7 @@ from numpyro_gpx.processes.latent import Gaussian, Latent
 __all__ = [
     "check_latent",
     "expected_log_prob",
+    "joint_log_prob",
     "predictive_cdf",
     "predictive_log_prob",
     "predictive_moments",
@@ -45,6 +46,8 @@ def check_latent(name: str, likelihood: Likelihood, latent: Latent) -> None:
 
 @expected_log_prob.register(Likelihood, Latent, object)
 def _(likelihood, latent, y):
+    if likelihood.latent_ndim:
+        raise ValueError(_needs_independent(likelihood))
     log_w, means, variances = latent.components()
     each = jax.vmap(likelihood.expected_log_prob, (None, 0, 0))
     return jnp.tensordot(jnp.exp(log_w), each(y, means, variances), axes=1)
@@ -76,6 +79,8 @@ def _(likelihood, latent, y):
 
 @predictive_log_prob.register(Likelihood, Latent, object)
 def _(likelihood, latent, y):
+    if likelihood.latent_ndim:
+        raise ValueError(_needs_independent(likelihood))
     log_w, means, variances = latent.components()
     each = jax.vmap(likelihood.predictive_log_prob, (None, 0, 0))
     terms = each(y, means, variances)
@@ -93,29 +98,45 @@ def _(likelihood, latent, y):
     return likelihood.predictive_log_prob(y, latent.mean, positive(latent.var))
 
 
-def row_log_prob(likelihood: Likelihood, latent: Latent, y):
+def row_log_prob(likelihood: Likelihood, latent: Latent, y, keep=None):
     r"""Log density of the outputs of a row given each other's dependence, `(N,)`.
 
     For a Gaussian likelihood of outputs that depend on each other,
     :math:`\log\mathcal N(y_n; \mu_n, C_n + \mathrm{diag}\,\sigma^2)`; `None` where
-    outputs are independent and the sum of `predictive_log_prob` is right.
+    outputs are independent and the sum of `predictive_log_prob` is right. Entries that
+    `keep`, of the shape of `y`, leaves out do not count.
     """
-    if not _depends(latent):
+    if not latent.outputs_depend:
         return None
     if not (isinstance(likelihood, GaussianLikelihood) and likelihood.is_conjugate):
         raise ValueError(
             f"The density of a row with outputs that depend on each other is known for "
             f"a Gaussian likelihood only; got {type(likelihood).__name__}."
         )
-    cov = latent.output_cov()
     noise = jnp.broadcast_to(likelihood.scale, y.shape) ** 2
-    cov = cov + jax.vmap(jnp.diag)(noise)
+    cov = latent.output_cov() + jax.vmap(jnp.diag)(noise)
+    keep = jnp.ones(y.shape, bool) if keep is None else jnp.broadcast_to(keep, y.shape)
+    return joint_log_prob(cov, y - latent.mean, keep)
+
+
+def joint_log_prob(cov, residual, keep):
+    """Normal log density of each row's kept entries, `(N,)`.
+
+    Args:
+        cov: Covariances, `(N, P, P)`.
+        residual: `(N, P)`; may be NaN where it is not kept.
+        keep: Which entries count, `(N, P)`.
+    """
+    # An entry that is left out is one of its own, of variance 1 and at its mean.
+    both = keep[:, :, None] & keep[:, None, :]
+    cov = jnp.where(both, cov, jnp.eye(cov.shape[-1], dtype=cov.dtype)[None])
+    residual = jnp.where(keep, residual, 0.0)
     L = jnp.linalg.cholesky(cov)
     apart = jax.vmap(lambda L, r: jax.scipy.linalg.solve_triangular(L, r, lower=True))(
-        L, y - latent.mean
+        L, residual
     )
     log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=1, axis2=2)), axis=1)
-    constant = 0.5 * y.shape[1] * jnp.log(2.0 * jnp.pi)
+    constant = 0.5 * jnp.sum(keep, axis=1) * jnp.log(2.0 * jnp.pi)
     return -constant - log_det - 0.5 * jnp.sum(apart**2, axis=1)
 
 
@@ -148,22 +169,12 @@ def predictive_probabilities(likelihood: Likelihood, latent: Latent):
     return jnp.tensordot(jnp.exp(log_w), each, axes=1)
 
 
-def _depends(latent: Latent) -> bool:
-    if isinstance(latent, Gaussian):
-        return latent.between is not None
-    parts = getattr(latent, "parts", (latent,))
-    return any(
-        getattr(p, "is_matrix", False) or (isinstance(p, Gaussian) and _depends(p))
-        for p in parts
-    )
-
-
 def _is_conjugate(likelihood: Likelihood) -> bool:
     return isinstance(likelihood, GaussianLikelihood) and likelihood.is_conjugate
 
 
 def _needs_independent(likelihood):
     return (
-        f"{type(likelihood).__name__} needs independent latent functions; the outputs "
-        "of `A @ g(X)` depend on each other. Stack GPs instead."
+        f"{type(likelihood).__name__} needs independent Gaussian latent functions; "
+        "those of products, and of `A @ g(X)`, are not. Stack GPs instead."
     )

@@ -19,8 +19,9 @@ import jax.random as jr
 from jaxtyping import Array, Float
 
 from numpyro_gpx.numerics.factor import cholesky
+from numpyro_gpx.processes.columns import columns_of, leading, taken, taken_roots
 
-__all__ = ["Components", "Gaussian", "Latent", "Mixture", "Term", "as_latent"]
+__all__ = ["Components", "Gaussian", "Latent", "Taken", "Term", "as_latent"]
 
 
 class Components(NamedTuple):
@@ -51,6 +52,13 @@ class Term(NamedTuple):
     coefficient: float | Array = 1.0
 
 
+class Taken(eqx.Module):
+    """A column for each row, `(N,)`, of so many."""
+
+    group: Array
+    number: int = eqx.field(static=True)
+
+
 class Latent(eqx.Module):
     """What is known of one or more functions at N rows: `(N,)`, `(N, P)`, `(N, P, Q)`.
 
@@ -79,6 +87,16 @@ class Latent(eqx.Module):
     def shape(self) -> tuple[int, ...]:
         """`(N, *P)`."""
         return self.mean.shape
+
+    @property
+    @abc.abstractmethod
+    def outputs_depend(self) -> bool:
+        """Whether the outputs of a row depend on each other."""
+
+    @property
+    @abc.abstractmethod
+    def groups(self) -> frozenset[str]:
+        """Names of the `Group`s that share a part of its spread with others."""
 
     @abc.abstractmethod
     def output_cov(self) -> Float[Array, "N P P"]:
@@ -114,7 +132,7 @@ class Latent(eqx.Module):
 
     def __rmatmul__(self, A) -> Latent:
         """`A @ g(X)` with a known matrix `(P, Q)`, or one for each row `(N, P, Q)`."""
-        from numpyro_gpx.processes.products import mixed
+        from numpyro_gpx.processes.combining import mixed
 
         return mixed(A, self)
 
@@ -128,7 +146,7 @@ class Latent(eqx.Module):
         """The sum with an independent latent, or with a known function."""
         if not isinstance(other, Latent):
             return self._plus(other)
-        from numpyro_gpx.processes.products import summed
+        from numpyro_gpx.processes.combining import summed
 
         return summed(self, other)
 
@@ -175,6 +193,8 @@ class Gaussian(Latent):
         is_known: Whether the variance is 0.
         roots: The part of the spread that is shared with other latents, `(N, *P, R)` by
             `Group`: added before it is squared. `var`, `row_cov` and `between` have it.
+        taken: Columns that were taken in each row, `(N,)`, each with the number there
+            is: to be looked at where they have values.
     """
 
     mean: Float[Array, " N *P"]
@@ -188,6 +208,7 @@ class Gaussian(Latent):
     moments_only: bool = eqx.field(static=True, default=False)
     is_known: bool = eqx.field(static=True, default=False)
     roots: dict[str, Array] = eqx.field(default_factory=dict)
+    taken: tuple[Taken, ...] = ()
 
     @classmethod
     def known(cls, value) -> Gaussian:
@@ -196,6 +217,14 @@ class Gaussian(Latent):
         if not jnp.issubdtype(mean.dtype, jnp.floating):
             mean = mean.astype(jnp.result_type(float))
         return cls(mean, jnp.zeros_like(mean), is_known=True)
+
+    @property
+    def outputs_depend(self):
+        return self.between is not None
+
+    @property
+    def groups(self):
+        return frozenset(self.roots)
 
     def output_cov(self):
         if self.between is not None:
@@ -221,16 +250,21 @@ class Gaussian(Latent):
     def sample(self, key, sample_shape=()) -> Array:
         """Draw `f`: jointly over the rows if `row_cov` is known, else row by row."""
         noise = jr.normal(key, sample_shape + self.mean.shape, self.mean.dtype)
-        return _leading(self.mean, noise.ndim) + self.correlate(noise)
+        return leading(self.mean, noise.ndim) + self.correlate(noise)
 
     def correlate(self, noise) -> Array:
         """Give standard normal `noise` `(..., N, *P)` the covariance of the rows."""
+        if self.between is not None and self.row_cov is not None:
+            raise ValueError(
+                "Rows and outputs that depend on each other cannot be drawn together; "
+                "leave `full_cov` out."
+            )
         if self.between is not None:
             scale = jnp.mean(self.var)
             root = cholesky(self.between, scale)
             return jnp.einsum("npq,...nq->...np", root, noise)
         if self.row_cov is None:
-            return _leading(jnp.sqrt(self.var), noise.ndim) * noise
+            return leading(jnp.sqrt(self.var), noise.ndim) * noise
         L = cholesky(self.row_cov, self.cov_scale)
         if self.row_cov.ndim == 2:
             return jnp.einsum("nm,...m->...n", L, noise)
@@ -240,7 +274,7 @@ class Gaussian(Latent):
         return dataclasses.replace(self, origin=(), shift=None)
 
     def __getitem__(self, index):
-        columns = _columns(index, self.shape)
+        columns = columns_of(index, self.shape)
         between = row_cov = None
         if self.between is not None and not isinstance(columns[0], int):
             between = self.between[:, columns[0]][:, :, columns[0]]
@@ -256,10 +290,21 @@ class Gaussian(Latent):
 
     def take(self, group):
         return Gaussian(
-            _taken(self.mean, group), _taken(self.var, group), sites=self.sites,
+            taken(self.mean, group), taken(self.var, group),
+            self._taken_rows(group), cov_scale=self.cov_scale, sites=self.sites,
             moments_only=self.moments_only, is_known=self.is_known,
-            roots={name: _taken_roots(x, group) for name, x in self.roots.items()},
+            roots={name: taken_roots(x, group) for name, x in self.roots.items()},
+            taken=(*self.taken, Taken(jnp.asarray(group), self.shape[1])),
         )  # fmt: skip
+
+    def _taken_rows(self, group):
+        """Covariance between rows that take different columns, `(N, N)`."""
+        if self.row_cov is None:
+            return None
+        group = jnp.asarray(group)
+        each = self.row_cov[group, jnp.arange(group.shape[0])]  # (N, N)
+        # Different columns are independent.
+        return jnp.where(group[:, None] == group[None], each, 0.0)
 
     def _plus(self, other):
         mean, var = jnp.broadcast_arrays(self.mean + other, self.var)
@@ -270,9 +315,11 @@ class Gaussian(Latent):
     def _times(self, other):
         factor = jnp.asarray(other, self.mean.dtype)
         row_cov = cov_scale = between = None
-        if self.row_cov is not None and factor.ndim == 0:
-            row_cov = factor**2 * self.row_cov
-            cov_scale = None if self.cov_scale is None else factor**2 * self.cov_scale
+        if self.row_cov is not None:
+            rows = jnp.moveaxis(jnp.broadcast_to(factor, self.shape), 0, -1)  # (*P, N)
+            row_cov = rows[..., :, None] * self.row_cov * rows[..., None, :]
+            if self.cov_scale is not None:
+                cov_scale = jnp.mean(rows**2) * self.cov_scale
         if self.between is not None:
             column = jnp.broadcast_to(factor, self.shape)
             between = column[:, :, None] * self.between * column[:, None, :]
@@ -281,114 +328,10 @@ class Gaussian(Latent):
             sites=self.sites, cov_scale=cov_scale, moments_only=self.moments_only,
             is_known=self.is_known,
             roots={group: factor[..., None] * x for group, x in self.roots.items()},
+            taken=self.taken,
         )  # fmt: skip
-
-
-class Mixture(Latent):
-    """A mixture of S Gaussians in each row; means and variances `(S, N, *P)`."""
-
-    log_weights: Float[Array, " S"]
-    means: Float[Array, "S N *P"]
-    variances: Float[Array, "S N *P"]
-    sites: frozenset = eqx.field(static=True, default=frozenset())
-
-    @property
-    def mean(self) -> Array:  # type: ignore[override]
-        return jnp.tensordot(jnp.exp(self.log_weights), self.means, axes=1)
-
-    @property
-    def var(self) -> Array:  # type: ignore[override]
-        spread = self.variances + (self.means - self.mean[None]) ** 2
-        return jnp.tensordot(jnp.exp(self.log_weights), spread, axes=1)
-
-    def output_cov(self):
-        weights = jnp.exp(self.log_weights)
-        apart = self.means - self.mean[None]
-        between = jnp.einsum("s,snp,snq->npq", weights, apart, apart)
-        own = jnp.tensordot(weights, self.variances, axes=1)
-        return between + jax.vmap(jnp.diag)(own)
-
-    def components(self):
-        return Components(self.log_weights, self.means, self.variances)
-
-    def sample(self, key, sample_shape=()) -> Array:
-        key_component, key_noise = jr.split(key)
-        shape = sample_shape + self.shape
-        k = jr.categorical(
-            key_component, self.log_weights, shape=shape
-        )  # component of each entry
-        pick = jax.vmap(lambda rows, index: rows[index], (1, -1), -1)
-        flat = (self.means.shape[0], -1)
-        index = k.reshape(sample_shape + (-1,))
-        means = pick(self.means.reshape(flat), index).reshape(shape)
-        variances = pick(self.variances.reshape(flat), index).reshape(shape)
-        noise = jr.normal(key_noise, shape, self.means.dtype)
-        return means + jnp.sqrt(variances) * noise
-
-    def bare(self):
-        return self
-
-    def __getitem__(self, index):
-        place = (slice(None), slice(None), *_columns(index, self.shape))
-        return dataclasses.replace(
-            self, means=self.means[place], variances=self.variances[place]
-        )
-
-    def take(self, group):
-        each = jax.vmap(lambda x: _taken(x, group))
-        return dataclasses.replace(
-            self, means=each(self.means), variances=each(self.variances)
-        )
-
-    def _plus(self, other):
-        return dataclasses.replace(self, means=self.means + other)
-
-    def _times(self, other):
-        return dataclasses.replace(
-            self, means=self.means * other, variances=self.variances * other**2
-        )
 
 
 def as_latent(value) -> Latent:
     """`value` itself, or a known function (an array) as a latent without variance."""
     return value if isinstance(value, Latent) else Gaussian.known(value)
-
-
-def _columns(index, shape) -> tuple:
-    """The columns that `latent[index]` asks for; rows are never cut here."""
-    if not isinstance(index, tuple) or index[:1] != (slice(None),) or len(index) < 2:
-        raise IndexError(
-            f"A latent is indexed by columns, as in `f(X)[:, 0]`; got {index!r}. For "
-            "some rows call the GP there: `f(X[rows])`."
-        )
-    columns = index[1:]
-    if len(shape) != 1 + len(columns):
-        raise IndexError(
-            f"A latent of shape {shape} has {len(shape) - 1} axes of columns; got "
-            f"{len(columns)} indices."
-        )
-    for place, size in zip(columns, shape[1:], strict=True):
-        if isinstance(place, int) and not -size <= place < size:
-            raise IndexError(f"Column {place} of a latent of shape {shape}.")
-    return columns
-
-
-def _leading(x, ndim: int):
-    """`x` with axes in front, to go with arrays of `ndim` axes."""
-    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
-
-
-def _taken_roots(x, group):
-    each = jax.vmap(lambda root: _taken(root, group), in_axes=-1, out_axes=-1)
-    return each(x)
-
-
-def _taken(x, group):
-    """In each row `n` of `(N, P)` the column `group[n]`."""
-    group = jnp.asarray(group)
-    if x.ndim != 2 or group.shape != x.shape[:1]:
-        raise ValueError(
-            "`take` needs a latent (N, P) and a column for each row, (N,); got "
-            f"{x.shape} and {group.shape}."
-        )
-    return jnp.take_along_axis(x, group[:, None], axis=1)[:, 0]

@@ -2,15 +2,20 @@
 
 Compiled code that was made for a model is right as long as the model reads the same
 values. Tracing it again would tell, and takes a tenth of a second; this takes a
-millisecond, and says nothing (`None`) where it meets something it cannot look into.
+millisecond. It looks into plain things only: where it meets anything else, or code that
+may read what it does not name, it says nothing (`None`), and the caller traces.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hashlib
+import os
 import sys
 import types
+from collections import OrderedDict, defaultdict
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +26,16 @@ __all__ = ["array_digest", "contents"]
 # Objects looked into before giving up.
 _MOST = 20_000
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype)
+_SEQUENCES = (tuple, list, set, frozenset)
+_DICTS = (dict, OrderedDict, defaultdict)
+# Functions that read what the code around them does not name.
+_READERS = {"globals", "locals", "vars", "getattr", "eval", "exec", "__import__"}
+# Of a class, what says nothing about its behaviour.
+_BOOKKEEPING = {
+    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__slots__",
+    "__abstractmethods__", "_abc_impl", "__annotations__", "__firstlineno__",
+    "__static_attributes__",
+}  # fmt: skip
 
 
 def contents(*values) -> str | None:
@@ -64,6 +79,8 @@ class _Walk:
         if isinstance(value, jax.core.Tracer):
             raise _Unknown
         if isinstance(value, np.ndarray | jax.Array):
+            if type(value) is np.ndarray and value.dtype.hasobject:
+                raise _Unknown
             return self._note(array_digest(value))
         if id(value) in self.seen:
             return self._note("again", str(list(self.seen).index(id(value))))
@@ -83,32 +100,68 @@ class _Walk:
         elif isinstance(value, types.CodeType):
             self._code(value)
         elif isinstance(value, types.MethodType):
+            self.add((value.__self__, value.__func__))
+        elif type(value) is functools.partial:
+            self.add((value.func, value.args, value.keywords, vars(value)))
+        elif isinstance(value, np.ufunc):
+            self._note(value.__name__)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self._note(value.__name__)
             self.add(value.__self__)
-            self.add(value.__func__)
-        elif isinstance(value, functools.partial):
-            self.add((value.func, value.args, value.keywords))
-        elif isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
-            self._note(str(id(value)))  # what a function reads of a module: `_names`
-        elif isinstance(value, dict):
+        elif isinstance(value, types.ModuleType):
+            self._note(value.__name__)  # what is read of it: `_names`
+        elif isinstance(value, type):
+            self._class(value)
+        elif type(value) in _DICTS:
+            self._note(str(len(value)))
             for name, x in value.items():
                 self.add(name)
                 self.add(x)
-        elif isinstance(value, tuple | list | set | frozenset):
+        elif type(value) in _SEQUENCES:
             self._note(str(len(value)))
             for x in value:
                 self.add(x)
-        elif hasattr(value, "__wrapped__"):  # `jax.jit` and the like
+        elif isinstance(value, property):
+            self.add((value.fget, value.fset, value.fdel))
+        elif isinstance(value, staticmethod | classmethod):
+            self.add(value.__func__)
+        elif _is_jitted(value):
             self.add(value.__wrapped__)
-        elif hasattr(value, "__dict__"):
-            self.add(vars(value))
         else:
+            self._instance(value)
+
+    def _instance(self, value) -> None:
+        kind = type(value)
+        if issubclass(kind, _SEQUENCES + tuple(_DICTS)) and not _is_installed(kind):
+            raise _Unknown  # holds values in two places
+        self.add(kind)
+        if issubclass(kind, tuple):  # a named tuple of a library
+            return self.add(tuple(value))
+        slots = [s for base in kind.__mro__ for s in _slots_of(base)]
+        if not hasattr(value, "__dict__") and not slots:
             raise _Unknown
+        self.add(dict(vars(value)) if hasattr(value, "__dict__") else {})
+        for slot in slots:
+            self.add(getattr(value, slot, None))
+
+    def _class(self, kind: type) -> None:
+        self._note(kind.__module__, kind.__qualname__)
+        if _is_installed(kind):
+            return
+        self.add(kind.__bases__)
+        for name, x in sorted(vars(kind).items()):
+            if name not in _BOOKKEEPING and not isinstance(
+                x, types.MemberDescriptorType | types.GetSetDescriptorType
+            ):
+                self._note(name)
+                self.add(x)
 
     def _function(self, fn: types.FunctionType) -> None:
-        if _is_installed(fn.__module__):
+        if _is_library_code(fn.__code__):
             # A library's own function changes with the library only; not so what it
             # was given: closures of factories, such as `gpx.models.svgp(...)`.
-            self._note(str(id(fn.__code__)))
+            self._note(fn.__module__ or "", fn.__qualname__)
+            self._note(fn.__code__.co_filename, str(fn.__code__.co_firstlineno))
         else:
             self.add(fn.__code__)
             self._names(fn.__code__, fn.__globals__)
@@ -119,6 +172,7 @@ class _Walk:
                 self._note("empty")
         self.add(fn.__defaults__)
         self.add(fn.__kwdefaults__)
+        self.add(dict(vars(fn)))
 
     def _code(self, code: types.CodeType) -> None:
         self._note(code.co_code.hex())
@@ -131,22 +185,68 @@ class _Walk:
             if isinstance(const, types.CodeType):
                 self._names(const, scope)
         for name in code.co_names:
-            if name not in scope:
-                continue
-            value = scope[name]
+            if name in scope:
+                self._note(name)
+                self.add(scope[name])
+                self._attributes(scope[name], code.co_names, set())
+            elif name in _READERS and hasattr(builtins, name):
+                raise _Unknown
+
+    def _attributes(self, module, names: tuple[str, ...], seen: set[int]) -> None:
+        """What `settings.scale`, or `project.settings.scale`, may read."""
+        if not isinstance(module, types.ModuleType) or _is_library(module.__name__):
+            return
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        for name in names:
+            value = getattr(module, name, None)
             self._note(name)
             self.add(value)
-            if isinstance(value, types.ModuleType) and not _is_installed(
-                value.__name__
-            ):
-                for attribute in code.co_names:  # `settings.scale` in a user's module
-                    self.add(getattr(value, attribute, None))
+            self._attributes(value, names, seen)
+
+
+def _is_jitted(value) -> bool:
+    """Whether it is what `jax.jit` makes: the function inside is all that it reads."""
+    return type(value).__name__ == "PjitFunction"
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    slots = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(s for s in slots if s not in ("__dict__", "__weakref__"))
+
+
+def _is_installed(kind: type) -> bool:
+    return _is_library(kind.__module__)
+
+
+def _is_library_code(code: types.CodeType) -> bool:
+    """Whether code stands in a library's file, whatever the function is called."""
+    return _is_library_file(code.co_filename)
 
 
 @functools.cache
-def _is_installed(module: str | None) -> bool:
+def _is_library(module: str | None) -> bool:
     """Whether a module is a library's, which nobody changes between two calls."""
     root = (module or "").split(".")[0]
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
-    known = root in sys.stdlib_module_names or root == __name__.split(".")[0]
-    return known or "site-packages" in file or "dist-packages" in file
+    if root in sys.stdlib_module_names and root != "__main__":
+        return True
+    return _is_library_file(getattr(sys.modules.get(root), "__file__", None) or "")
+
+
+# This package, and its two folders that stand beside it in a clone.
+_PACKAGE = Path(__file__).resolve().parent.parent
+_OURS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (_PACKAGE, _PACKAGE.parent / "models", _PACKAGE.parent / "guides")
+)
+_STANDARD = (f"{Path(types.__file__).resolve().parent}{os.sep}", "<frozen")
+
+
+@functools.cache
+def _is_library_file(file: str) -> bool:
+    found = str(Path(file).resolve()) if file and not file.startswith("<") else file
+    if found.startswith((*_OURS, *_STANDARD)):
+        return True
+    return "site-packages" in found or "dist-packages" in found

@@ -23,7 +23,7 @@ def check_indexed(call: Call, indexed: list[Indexed], sizes: dict[str, int]) -> 
     JAX would not: an index past the end is the last row, surplus rows go unseen.
     """
     labels = call.labels()
-    for plate, argument, length in indexed:
+    for plate, argument, length, axis in indexed:
         size = sizes[plate]
         if length == size:
             continue
@@ -32,12 +32,13 @@ def check_indexed(call: Call, indexed: list[Indexed], sizes: dict[str, int]) -> 
                 f"An array with {length} rows is indexed by plate `{plate}`, which "
                 f"has {size}."
             )
-        if argument == 0 and call.takes_inputs and call.args:
+        if argument == 0 and axis == 0 and call.takes_inputs and call.args:
             raise ValueError(
                 f"Plate `{plate}` has size {size}, but `{labels[0]}` has {length} rows."
             )
+        what = "rows" if axis == 0 else f"entries along axis {axis}"
         raise ValueError(
-            f"`{labels[argument]}` has {length} rows and is indexed by plate "
+            f"`{labels[argument]}` has {length} {what} and is indexed by plate "
             f"`{plate}`, which has {size}."
         )
 
@@ -70,7 +71,8 @@ def check_inducing(call: Call, trace: Trace, read: dict[str, list[int]]) -> None
     """
     labels = call.labels()
     for name, arguments in read.items():
-        if not arguments:
+        # Learnt ones only start there: they are parameters.
+        if not arguments or f"{name}/Z" in trace:
             continue
         mark = find(trace[name], GPMark)
         kind = type(mark.prior.inducing).__name__ if mark else "Data"

@@ -9,7 +9,14 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
-__all__ = ["Indexed", "dependencies", "indexed_by_plates", "only", "plate_indices"]
+__all__ = [
+    "Indexed",
+    "dependencies",
+    "indexed_by_plates",
+    "looked_up",
+    "only",
+    "plate_indices",
+]
 
 # Names of the marks around plates' indices.
 _MARK = "gpx_plate:"
@@ -23,12 +30,14 @@ class Indexed(NamedTuple):
     Attributes:
         plate: Name of the plate.
         argument: Which input of the program it is; `None` if it was computed.
-        length: How many rows it has.
+        length: How long it is along the indexed axis.
+        axis: Which axis that is.
     """
 
     plate: str
     argument: int | None
     length: int
+    axis: int
 
 
 def plate_indices(name: str, indices):
@@ -43,53 +52,103 @@ def plate_indices(name: str, indices):
 
 def indexed_by_plates(closed: ClosedJaxpr) -> list[Indexed]:
     """All arrays that the program indexes by the marked rows of a plate."""
-    found: list[Indexed] = []
-    numbers = {var: i for i, var in enumerate(closed.jaxpr.invars)}
-    _scan(closed.jaxpr, dict(numbers), {}, found)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_Gathers(closed.jaxpr).found))
 
 
-def _scan(jaxpr: Jaxpr, arguments: dict, plates: dict, found: list[Indexed]) -> list:
-    """Follow arguments and plates' indices; the plates of the outputs."""
+def looked_up(closed: ClosedJaxpr) -> frozenset[int]:
+    """Inputs of the program that are indexed by something else, as tables are."""
+    return frozenset(_Gathers(closed.jaxpr).tables)
 
-    def get(table, var):
-        return None if isinstance(var, Literal) else table.get(var)
 
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        inner = eqn.params.get("jaxpr")
-        if name in ("jit", "pjit") and inner is not None:
+class _Gathers:
+    """Follows arguments, and indices by plates, to where arrays are indexed.
+
+    An index array has a column for each axis that it indexes; `plates` holds, for each
+    of them, the plate that it comes from.
+    """
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.found: list[Indexed] = []
+        self.tables: set[int] = set()
+        self._scan(jaxpr, {var: i for i, var in enumerate(jaxpr.invars)}, {})
+
+    def _scan(self, jaxpr: Jaxpr, arguments: dict, plates: dict) -> None:
+        known = (arguments, plates)
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
             label = str(eqn.params.get("name", ""))
             if label.startswith(_MARK):
-                plates[eqn.outvars[0]] = label.removeprefix(_MARK)
-                continue
-            pairs = list(zip(inner.jaxpr.invars, eqn.invars, strict=True))
-            inside: tuple[dict, dict] = ({}, {})
-            for theirs, ours in pairs:
-                for table, mine in zip(inside, (arguments, plates), strict=True):
-                    if get(mine, ours) is not None:
-                        table[theirs] = get(mine, ours)
-            _scan(inner.jaxpr, *inside, found)
-            for ours, theirs in zip(eqn.outvars, inner.jaxpr.outvars, strict=True):
-                for table, mine in zip(inside, (arguments, plates), strict=True):
-                    if get(table, theirs) is not None:
-                        mine[ours] = get(table, theirs)
-        elif name == "gather":
-            operand, indices = eqn.invars[:2]
-            plate = get(plates, indices)
-            rows = eqn.params["dimension_numbers"].start_index_map == (0,)
-            if plate is not None and rows:
-                length = operand.aval.shape[0]  # type: ignore[attr-defined]
-                found.append(Indexed(plate, get(arguments, operand), length))
-        elif name in _SAME:
-            for table in (arguments, plates):
-                if get(table, eqn.invars[0]) is not None:
-                    table[eqn.outvars[0]] = get(table, eqn.invars[0])
-        elif name == "select_n":  # negative indices count from the end
-            known = [get(plates, var) for var in eqn.invars[1:]]
-            if any(known):
-                plates[eqn.outvars[0]] = next(p for p in known if p is not None)
-    return found
+                plates[eqn.outvars[0]] = (label.removeprefix(_MARK),)
+            elif name == "gather":
+                self._gather(eqn, *known)
+            elif name in _SAME:
+                for table in known:
+                    if _get(table, eqn.invars[0]) is not None:
+                        table[eqn.outvars[0]] = table[eqn.invars[0]]
+            elif name == "select_n":  # negative indices count from the end
+                columns = [_get(plates, var) for var in eqn.invars[1:]]
+                if any(columns):
+                    plates[eqn.outvars[0]] = next(c for c in columns if c is not None)
+            elif name == "concatenate":  # one index for each of several axes
+                if any(_get(plates, var) for var in eqn.invars):
+                    plates[eqn.outvars[0]] = tuple(
+                        column
+                        for var in eqn.invars
+                        for column in _get(plates, var) or _no_plates(var)
+                    )
+            for inner, outer in _inside(eqn):
+                self._enter(eqn, inner, outer, known)
+
+    def _enter(self, eqn, inner: Jaxpr, outer, known) -> None:
+        inside: tuple[dict, dict] = ({}, {})
+        for theirs, ours in zip(inner.invars, outer, strict=False):
+            for table, mine in zip(inside, known, strict=True):
+                if _get(mine, ours) is not None:
+                    table[theirs] = mine[ours]
+        self._scan(inner, *inside)
+        if len(inner.outvars) != len(eqn.outvars):
+            return
+        for mine_out, their_out in zip(eqn.outvars, inner.outvars, strict=True):
+            for table, mine in zip(inside, known, strict=True):
+                if _get(table, their_out) is not None:
+                    mine.setdefault(mine_out, table[their_out])
+
+    def _gather(self, eqn, arguments, plates) -> None:
+        operand, indices = eqn.invars[:2]
+        argument = _get(arguments, operand)
+        columns = _get(plates, indices) or ()
+        axes = eqn.params["dimension_numbers"].start_index_map
+        shape = operand.aval.shape  # type: ignore[attr-defined]
+        pairs = [
+            (plate, axis) for plate, axis in zip(columns, axes, strict=False) if plate
+        ]
+        for plate, axis in pairs:
+            self.found.append(Indexed(plate, argument, shape[axis], axis))
+        if argument is not None and 0 not in [axis for _, axis in pairs] and 0 in axes:
+            self.tables.add(argument)
+
+
+def _no_plates(var) -> tuple[None, ...]:
+    return (None,) * var.aval.shape[-1]
+
+
+def _get(table: dict, var):
+    return None if isinstance(var, Literal) else table.get(var)
+
+
+def _inside(eqn) -> list[tuple[Jaxpr, list]]:
+    """Programs inside an equation, with what is handed to their first arguments."""
+    if str(eqn.params.get("name", "")).startswith(_MARK):
+        return []
+    if eqn.primitive.name == "cond":
+        return [(branch.jaxpr, eqn.invars[1:]) for branch in eqn.params["branches"]]
+    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    if inner is None:
+        return []
+    inner = getattr(inner, "jaxpr", inner)
+    if eqn.primitive.name == "scan":  # the rest are slices
+        return [(inner, eqn.invars[: eqn.params["num_consts"]])]
+    return [(inner, eqn.invars)] if len(inner.invars) == len(eqn.invars) else []
 
 
 def dependencies(closed: ClosedJaxpr) -> list[frozenset[int]]:

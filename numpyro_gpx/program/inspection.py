@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from numpyro_gpx.program.dataflow import (
     Indexed,
     dependencies,
     indexed_by_plates,
+    looked_up,
     only,
     plate_indices,
 )
@@ -63,7 +65,8 @@ class Look:
 
         def everything(flat, key):
             here = eqx.combine(jax.tree.unflatten(self._tree, flat), static)
-            with handlers.block(), _MarkedPlates(), recorded_calls() as seen:
+            moving = _MovingParams(key=key)
+            with handlers.block(), moving, _MarkedPlates(), recorded_calls() as seen:
                 self.trace.update(here.trace({}, key))
             return _outputs(self.trace, seen.calls)
 
@@ -92,15 +95,25 @@ class Look:
     def values(self) -> dict[str, tuple]:
         """Concrete targets of the observed sites, with their checkers."""
         if self._values is None:
-            wanted = {n: self._shapes["observed"][n] for n in self._shapes["observed"]}
-            numbers = [
-                i for name in wanted for i in self._places.get(("observed", name), [])
-            ]
-            program = only(self.jaxpr, numbers)
-            found = _evaluate(program, self._flat)
-            tree = jax.tree.structure(wanted)
-            self._values = jax.tree.unflatten(tree, [np.asarray(x) for x in found])
+            self._values = self._concrete("observed")
         return self._values
+
+    def check_taken(self) -> None:
+        """Raise if rows take columns of latents that are not there."""
+        if any(not not_jax_tracer(x) for x in self._flat):
+            return
+        if not any(checker.taken for checker in self._shapes["taken"].values()):
+            return
+        for name, checker in self._concrete("taken").items():
+            checker.check(name)
+
+    def _concrete(self, kind: str) -> dict:
+        """Outputs of a kind by name, computed."""
+        wanted = self._shapes[kind]
+        numbers = [i for name in wanted for i in self._places.get((kind, name), [])]
+        found = _evaluate(only(self.jaxpr, numbers), self._flat)
+        tree = jax.tree.structure(wanted)
+        return jax.tree.unflatten(tree, [np.asarray(x) for x in found])
 
     @property
     def read_by_inducing(self) -> dict[str, list[int]]:
@@ -125,7 +138,12 @@ class Look:
     @property
     def units(self) -> dict[str, Unit]:
         lengths = [np.shape(x)[:1] for x in self._flat[: self._num_arguments]]
-        indexed = {i.argument: i.plate for i in self.indexed if i.argument is not None}
+        indexed = {
+            i.argument: i.plate
+            for i in self.indexed
+            if i.argument is not None and i.axis == 0
+        }
+        tables = looked_up(self.jaxpr) - set(indexed)
         labels = self.call.labels()
         found = {}
         for plate, size in plate_sizes(self.trace).items():
@@ -140,7 +158,7 @@ class Look:
                 i
                 for i, length in enumerate(lengths)
                 if length == (size,)
-                and (indexed[i] == plate if i in indexed else i in read)
+                and (indexed[i] == plate if i in indexed else i in read - tables)
             }
             found[plate] = Unit(size, frozenset(labels[i] for i in follows))
         return found
@@ -177,12 +195,8 @@ class Look:
         """
         own = set()
         for call in self._shapes["calls"]:
-            numbers = self._places[("calls", call)]
-            drawn = any(self._num_arguments in self._depends[i] for i in numbers)
-            if drawn or any(not not_jax_tracer(x) for x in self._flat):
-                continue
-            X, *rest = _evaluate(only(self.jaxpr, numbers), self._flat)
-            if len(rest) == 1 and np.array_equal(X, rest[0]):
+            pair = self._rows_and_own(call)
+            if pair is not None and np.array_equal(*pair):
                 own.add(call)
         others = {call.site for call in self._shapes["every_call"] if call not in own}
         sites = {call.site for call in own} - others
@@ -190,10 +204,36 @@ class Look:
             self.call, own_rows=frozenset(own), multiply_only=frozenset(sites)
         )
 
+    @functools.cached_property
+    def gps_are_exact(self) -> bool:
+        """Whether every GP was asked for at rows of its inducing variables alone."""
+        if set(self._shapes["every_call"]) != set(self._shapes["calls"]):
+            return False
+        found = map(self._rows_and_own, self._shapes["calls"])
+        return all(pair is not None and _are_among(*pair) for pair in found)
+
+    def _rows_and_own(self, call) -> tuple | None:
+        """The rows of a GP call and the inducing rows, where both have values.
+
+        Not where they depend on what is drawn.
+        """
+        numbers = self._places[("calls", call)]
+        drawn = any(self._num_arguments in self._depends[i] for i in numbers)
+        if drawn or any(not not_jax_tracer(x) for x in self._flat):
+            return None
+        X, *rest = _evaluate(only(self.jaxpr, numbers), self._flat)
+        return (np.asarray(X), np.asarray(rest[0])) if len(rest) == 1 else None
+
     def _arguments_of(self, kind: str, name: str) -> frozenset[int]:
         numbers = self._places.get((kind, name), [])
         read = frozenset().union(*(self._depends[i] for i in numbers))
         return frozenset(i for i in read if i < self._num_arguments)
+
+
+def _are_among(rows, others) -> bool:
+    """Whether every row is one of the others."""
+    known = {row.tobytes() for row in others}
+    return all(row.tobytes() in known for row in rows)
 
 
 def _outputs(trace: Trace, calls: dict) -> dict[str, dict[Any, Any]]:
@@ -204,6 +244,11 @@ def _outputs(trace: Trace, calls: dict) -> dict[str, dict[Any, Any]]:
             name: (site["value"], observation(site).checker())
             for name, site in samples.items()
             if site["is_observed"]
+        },
+        "taken": {
+            name: observation(site).taken()
+            for name, site in samples.items()
+            if site["is_observed"] or made_here(site["fn"])
         },
         "inducing": {
             name: mark.prior.inducing for name, mark in marked(trace, GPMark).items()
@@ -242,6 +287,23 @@ def _evaluate(program, flat) -> list:
 
     constants = list(map(jnp.asarray, program.consts))
     return compiled(run, constants, flat, optimise=False)(constants, flat)
+
+
+class _MovingParams(Messenger):
+    """Makes parameters depend on the key: they move, whatever they start at."""
+
+    def __init__(self, fn=None, *, key):
+        self.key = key
+        super().__init__(fn)
+
+    def postprocess_message(self, msg):
+        value = msg.get("value")
+        if msg["type"] == "param" and value is not None:
+            nothing = 0.0 * jr.uniform(self.key)
+            msg["value"] = jax.tree.map(
+                lambda x: x + nothing.astype(x.dtype) if eqx.is_inexact_array(x) else x,
+                value,
+            )
 
 
 class _MarkedPlates(Messenger):

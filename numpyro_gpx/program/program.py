@@ -53,6 +53,7 @@ class Program:
         look = program._look
         data.check_indexed(program.call, look.indexed, plate_sizes(look.trace))
         data.check_observed(program.call, look.values)
+        look.check_taken()
         data.check_inducing(program.call, look.trace, look.read_by_inducing)
         program.call = look.at_own_rows()
         program.batched = program.call
@@ -99,6 +100,15 @@ class Program:
     def fingerprint(self) -> str:
         """Digest of the lowered program and the arrays that it has closed over."""
         return self._look.fingerprint
+
+    @property
+    def target(self) -> str:
+        """What the density is: `"exact"`, or the `"sparse"` approximation.
+
+        `gpx.inducing.Data` is exact if all rows that the GP was asked for are among
+        its own.
+        """
+        return "exact" if self._look.gps_are_exact else "sparse"
 
     def with_jitter(self, relative: float | None) -> Program:
         """The same program, traced with this jitter."""
@@ -149,6 +159,12 @@ class Program:
             )
         call = Call.create(self.model, args, kwargs, function="predict")
         call = call.with_jitter(self.call.jitter)
+        given = set(call.labels()) & set(self.targets.values())
+        if given:
+            raise ValueError(
+                f"`predict` takes the model's arguments without targets; got "
+                f"`{min(given)}`, which holds them. Pass other arguments by name."
+            )
         if call.batch_size is not None:
             raise ValueError("`predict` needs all rows; leave `batch_size` out.")
         if not call.takes_inputs:
@@ -174,6 +190,7 @@ class Program:
         """
         look = Look(call)
         data.check_indexed(call, look.indexed, plate_sizes(look.trace))
+        look.check_taken()
 
 
 def _check_takes_rows(call: Call) -> None:

@@ -41,6 +41,7 @@ def estimate(fit: Fit, loss: Loss, num_particles: int, key) -> Estimate:
     )
     if exact and not (fit.batch_size or fit.structure.noise):
         num_particles = 1
+    fit.program.check_unchanged()
     call = fit.call.batched(fit.batch_size)
     keys = jr.split(fit.key if key is None else key, num_particles)
     with single_blas_thread():

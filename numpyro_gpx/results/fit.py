@@ -136,8 +136,7 @@ class Fit:
 
         The engine adds an approximation of its own (`approximation`).
         """
-        kinds = {s.target for s in self.structure.latents.values() if s.is_gp}
-        return "exact" if kinds <= {"exact"} else "sparse"
+        return self.program.target
 
     @property
     def approximation(self) -> str:
@@ -253,7 +252,7 @@ class Fit:
         with single_blas_thread():
             parts = parts_at(problem, components, call, self.key)
         return {
-            name: Prediction([fn], [call.num_rows], self.key)
+            name: Prediction([fn], [fn.latent.mean.shape[1]], self.key)
             for name, fn in parts.items()
         }
 
@@ -342,12 +341,15 @@ class Fit:
         return jr.key(0)
 
     def problem(self, site=None) -> Problem:
-        """What is needed to evaluate the model at one observed site."""
+        """What is needed to evaluate the model at one observed site.
+
+        Raises if the model reads other values than it did at the fit.
+        """
+        self.program.check_unchanged()
         return Problem(self.call, self.params, self.observed_site(site))
 
     def new_call(self, *args, **kwargs) -> Call:
-        """The model at new arguments, checked; raises if the model has changed."""
-        self.program.check_unchanged()
+        """The model at new arguments, checked."""
         call = self.program.at(*args, **kwargs)
         signature = str(jax.tree.map(np.shape, (call.args, call.kwargs)))
         if signature not in self._checked_shapes:

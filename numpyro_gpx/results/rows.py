@@ -16,7 +16,7 @@ from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
 
-__all__ = ["predictive", "row_chunks", "row_values"]
+__all__ = ["num_rows_of", "predictive", "row_chunks", "row_values"]
 
 
 def predictive(model: Callable, draws: dict, *, params: dict | None = None) -> Callable:
@@ -79,6 +79,14 @@ def row_values(structure: Structure, given: dict | None, num_rows: int) -> dict:
     return values
 
 
+def num_rows_of(program: Program, call: Call, site: str) -> int:
+    """Rows of an observed site at a new call: those of arguments that follow it."""
+    unit = program.unit_of(site)
+    arrays = zip(call.labels(), call.arrays(), strict=True)
+    lengths = [len(x) for name, x in arrays if name in unit.arguments]
+    return lengths[0] if lengths else call.num_rows
+
+
 def row_chunks(
     program: Program, call: Call, site: str, chunk_rows: int | None, given: dict
 ) -> Iterator[tuple[Call, dict, int]]:
@@ -97,8 +105,7 @@ def row_chunks(
     unit = program.unit_of(site)
     known = set(program.call.labels())
     arrays = dict(zip(call.labels(), call.arrays(), strict=True))
-    lengths = [len(x) for n, x in arrays.items() if n in unit.arguments]
-    num_rows = lengths[0] if lengths else call.num_rows
+    num_rows = num_rows_of(program, call, site)
     if chunk_rows is None:
         yield call, given, num_rows
         return
@@ -115,7 +122,7 @@ def row_chunks(
         index = np.minimum(np.arange(start, start + size), num_rows - 1)
         take = functools.partial(_take, index=index)
         chunk = jax.tree.map(take, call, cuts)
-        if not lengths and "num_rows" in call.kwargs:
+        if "num_rows" in call.kwargs:
             chunk = eqx.tree_at(
                 lambda c: c.kwargs, chunk, {**chunk.kwargs, "num_rows": size}
             )

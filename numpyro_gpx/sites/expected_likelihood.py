@@ -133,11 +133,18 @@ class ExpectedLikelihood(dist.Distribution):
         Joint over the outputs of a row. Without the weights: they say how much a row
         counts in the posterior, not what its density is.
         """
-        if self.keep is None and value.ndim == 2:
-            joint = row_log_prob(self.likelihood, self.latent, value)
+        if value.ndim == 2:
+            joint = row_log_prob(self.likelihood, self.latent, value, self._kept(value))
             if joint is not None:
                 return joint
         return self._rows(value, predictive_log_prob)
+
+    def _kept(self, value):
+        """Which entries count, of the shape of the targets; `None` for all."""
+        if self.keep is None:
+            return None
+        keep = self.keep if self.keep.ndim == value.ndim else self.keep[:, None]
+        return jnp.broadcast_to(keep, value.shape)
 
     def counts(self):
         """Which rows are data, `(N,)`: unmasked in part, and of a weight above 0."""

@@ -33,6 +33,7 @@ from numpyro_gpx.sites.target_checks import (
     FiniteChecker,
     LikelihoodChecker,
     PlainChecker,
+    TakenChecker,
 )
 
 __all__ = ["Observation", "made_here", "observation"]
@@ -97,6 +98,10 @@ class Observation(eqx.Module):
     @abc.abstractmethod
     def checker(self) -> Checker:
         """What knows whether concrete targets are such as the site can hold."""
+
+    def taken(self) -> TakenChecker:
+        """What knows whether the rows take columns that are there."""
+        return TakenChecker(())
 
     @property
     @abc.abstractmethod
@@ -208,6 +213,10 @@ class FromExpectedLikelihood(Observation):
 
     def predictive(self):
         return FromLikelihood(self.fn.latent.bare(), self.fn.likelihood)
+
+    def taken(self):
+        latent = self.fn.latent
+        return TakenChecker(latent.taken if isinstance(latent, Gaussian) else ())
 
     def checker(self):
         fn = self.fn

@@ -14,7 +14,9 @@ from numpyro.distributions import constraints
 
 from numpyro_gpx.likelihoods import Likelihood
 from numpyro_gpx.numerics.factor import positive
+from numpyro_gpx.numerics.jitter import current_jitter
 from numpyro_gpx.processes.expectations import (
+    joint_log_prob,
     predictive_cdf,
     predictive_log_prob,
     predictive_moments,
@@ -152,6 +154,12 @@ class FromLatent(Predictive):
         return constraints.real
 
     def log_prob(self, y):
+        if self.latent.outputs_depend:
+            # A mixing of fewer functions than outputs has no density of its own.
+            cov = self.latent.output_cov()
+            jitter = current_jitter(cov.dtype) * jnp.mean(self.latent.var)
+            cov = cov + jitter * jnp.eye(cov.shape[-1], dtype=cov.dtype)[None]
+            return joint_log_prob(cov, y - self.latent.mean, jnp.ones(y.shape, bool))
         rows = self._marginals().log_prob(y)
         return rows.sum(-1) if rows.ndim > 1 else rows
 
@@ -159,7 +167,7 @@ class FromLatent(Predictive):
         return self._marginals().cdf(y)
 
     def sample(self, key, sample_shape=()):
-        return self._marginals().sample(key, sample_shape)
+        return self.latent.sample(key, sample_shape)
 
     def _marginals(self) -> dist.Distribution:
         if isinstance(self.latent, Gaussian):

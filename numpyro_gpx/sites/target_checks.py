@@ -10,8 +10,15 @@ import numpy as np
 
 from numpyro_gpx import checks
 from numpyro_gpx.likelihoods import Likelihood
+from numpyro_gpx.processes.latent import Taken
 
-__all__ = ["Checker", "FiniteChecker", "LikelihoodChecker", "PlainChecker"]
+__all__ = [
+    "Checker",
+    "FiniteChecker",
+    "LikelihoodChecker",
+    "PlainChecker",
+    "TakenChecker",
+]
 
 
 class Checker(eqx.Module):
@@ -20,6 +27,22 @@ class Checker(eqx.Module):
     @abc.abstractmethod
     def check(self, y: np.ndarray, name: str) -> None:
         """Raise if targets `y` of site `name` are not what it can hold."""
+
+
+class TakenChecker(eqx.Module):
+    """Columns taken of latents, as in `f(X).take(group)`."""
+
+    taken: tuple[Taken, ...]
+
+    def check(self, name: str) -> None:
+        """Raise if a row of site `name` takes a column that is not there."""
+        for group, number in ((np.asarray(t.group), t.number) for t in self.taken):
+            outside = group[(group < 0) | (group >= number)]
+            if outside.size:
+                raise ValueError(
+                    f"`take` at site `{name}` needs columns 0 to {number - 1}; got "
+                    f"{outside[0]}, in {outside.size} of {group.size} rows."
+                )
 
 
 class LikelihoodChecker(Checker):

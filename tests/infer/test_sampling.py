@@ -9,12 +9,15 @@ import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
 
 import numpyro_gpx as gpx
 from numpyro_gpx.infer import Blackjax
+from numpyro_gpx.infer.chains import Length, sample_chains
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.layer_noise import noise_sets
+from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import structure_of
 
 NOISE = 0.35
@@ -313,3 +316,48 @@ def test_discrete_sites_and_moving_supports_are_refused():
         gpx.fit_nuts(discrete, X, y, key=jr.key(0), progress=False)
     with pytest.raises(ValueError, match="support of site `b` depends on other sites"):
         gpx.fit_nuts(moving, X, y, key=jr.key(0), progress=False)
+
+
+def two_numbers(x):
+    a = numpyro.sample("a", dist.Normal(1.0, 2.0))
+    b = numpyro.sample("b", dist.LogNormal(0.0, 0.5))
+    numpyro.sample("y", dist.Normal(a * b, 0.5), obs=x)
+
+
+def test_blocks_of_nuts_are_numpyros_chain():
+    """Same key, same start, same draws: warm-up dropped, statistics in their place."""
+    x = jnp.asarray(1.7)
+    program = Program.of(Call.create(two_numbers, (x,), {}))
+    target = Target(program.call)
+    start = {"a": jnp.asarray(0.3), "b": jnp.asarray(-0.2)}
+
+    def make(call):
+        return NUTS(potential_fn=lambda z: -Target(call).log_density(z))
+
+    length = Length(num_warmup=70, num_samples=37, num_chains=1, progress=False)
+    z, stats = sample_chains(make, program.call, jr.key(3), [start], length)
+    (key,) = jr.split(jr.key(3), 1)
+    mcmc = MCMC(
+        NUTS(potential_fn=lambda z: -target.log_density(z)), num_warmup=70,
+        num_samples=37, progress_bar=False,
+    )  # fmt: skip
+    mcmc.run(key, init_params=start, extra_fields=("num_steps", "accept_prob"))
+    expected = mcmc.get_samples()
+    for name in ("a", "b"):
+        assert_allclose(z[name][0], expected[name], rtol=1e-6)
+    extra = mcmc.get_extra_fields()
+    assert_allclose(stats["n_steps"][0], extra["num_steps"])
+    assert_allclose(stats["acceptance_rate"][0], extra["accept_prob"], rtol=1e-5)
+
+
+def test_chains_from_one_start_have_keys_of_their_own():
+    x = jnp.asarray(1.7)
+    program = Program.of(Call.create(two_numbers, (x,), {}))
+    start = {"a": jnp.asarray(0.3), "b": jnp.asarray(-0.2)}
+
+    def make(call):
+        return NUTS(potential_fn=lambda z: -Target(call).log_density(z))
+
+    length = Length(num_warmup=5, num_samples=8, num_chains=2, progress=False)
+    z, _ = sample_chains(make, program.call, jr.key(3), [start, start], length)
+    assert np.abs(z["a"][0] - z["a"][1]).max() > 1e-3

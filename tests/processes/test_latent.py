@@ -151,7 +151,10 @@ def test_sums_of_gaussians_add_means_variances_and_covariances():
     assert_allclose(difference.mean, F_MEAN - G_MEAN)
     assert_allclose(difference.row_cov, A + B)
     # Half known is unknown: no covariance is better than a wrong one.
-    assert (one + latent(G_MEAN, G_VAR, "h")).row_cov is None
+    with pytest.raises(ValueError, match="give `full_cov=True` to both, or to none"):
+        one + latent(G_MEAN, G_VAR, "h")
+    known = Gaussian.known(jnp.asarray(G_MEAN))
+    assert_allclose((one + known).row_cov, A)
 
 
 def test_arithmetic_with_numbers_and_arrays(f, g):

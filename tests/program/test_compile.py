@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
+from numpyro import handlers
 
 import numpyro_gpx as gpx
 from numpyro_gpx.program.closure_digest import contents
@@ -235,3 +236,109 @@ def test_contents_tell_closures_partials_and_globals_apart():
         gpx.models.svgp(gpx.inducing.Points(Z + 1.0))
     )
     assert contents(iter([1])) is None  # what it cannot look into, it says
+
+
+class Settings:
+    noise = 0.3
+
+
+class Bump(gpx.kernels.Kernel):
+    """Reads a global where nobody looks."""
+
+    def evaluate(self, x, x2):
+        return jnp.exp(-jnp.sum(((x - x2) / SCALE) ** 2))
+
+
+TABLE = {"a": {"b": 2.0}}
+GIVEN = handlers.substitute(lambda: numpyro.param("s", 0.3), data={"s": 0.3})
+
+
+def reads_a_class():
+    return Settings.noise
+
+
+def reads_an_instance():
+    return Settings().noise
+
+
+def reads_by_name():
+    return globals()["SCALE"]
+
+
+@functools.wraps(jnp.sum)
+def wrapped():
+    return SCALE
+
+
+def reads_a_handler():
+    return GIVEN()
+
+
+def reads_a_table():
+    return TABLE
+
+
+def reads_a_kernel():
+    return Bump()
+
+
+@pytest.mark.parametrize(
+    "reader, name, value",
+    [
+        (reads_by_name, "SCALE", 5.0),
+        (wrapped, "SCALE", 5.0),
+        (reads_a_table, "TABLE", {"a": {}, "b": 2.0}),
+        (reads_a_kernel, "SCALE", 5.0),
+        (
+            reads_a_handler,
+            "GIVEN",
+            handlers.substitute(lambda: numpyro.param("s", 0.3), data={"s": 3.0}),
+        ),
+    ],
+)
+def test_what_is_read_in_roundabout_ways_is_seen_or_not_vouched_for(
+    monkeypatch, reader, name, value
+):
+    before = contents(reader)
+    monkeypatch.setitem(globals(), name, value)
+    after = contents(reader)
+    assert before is None or before != after
+
+
+@pytest.mark.parametrize("reader", [reads_a_class, reads_an_instance])
+def test_attributes_of_classes_are_read(monkeypatch, reader):
+    before = contents(reader)
+    assert before is not None
+    monkeypatch.setattr(Settings, "noise", 3.0)
+    assert contents(reader) != before
+
+
+def test_arrays_of_objects_are_not_vouched_for():
+    things = np.array([None, "a"], dtype=object)
+    assert contents(lambda: things) is None
+
+
+def test_a_class_that_a_model_reads_may_change(monkeypatch):
+    """A refit follows it, and a fit from before says so."""
+
+    def classed(X, y=None):
+        f = gpx.gp("f", gpx.kernels.RBF(1.0, 0.8), inducing=gpx.inducing.Points(X_OWN))
+        with numpyro.plate("data", X.shape[0]):
+            noise = gpx.likelihoods.Gaussian(Settings.noise)
+            gpx.observe("y", f(X), noise, obs=y)
+
+    options = dict(key=jr.key(0), num_steps=2, progress=False)
+    fit = gpx.fit_svi(classed, gpx.guides.WhitenedGaussian, X, Y, **options)
+    small = fit.predict(X).var
+    monkeypatch.setattr(Settings, "noise", 3.0)
+    for ask in (
+        lambda: fit.predict(X), fit.elbo, fit.replicate, lambda: gpx.loo(fit),
+        fit.to_arviz,
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="changed since the fit"):
+            ask()
+    again = gpx.fit_svi(classed, gpx.guides.WhitenedGaussian, X, Y, **options)
+    assert np.all(again.predict(X).var > small + 8.0)
+
+
+X_OWN = X[::5]

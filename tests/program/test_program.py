@@ -1,5 +1,6 @@
 """One look at a call: who follows which plate, and what would go wrong in silence."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -254,3 +255,176 @@ def test_a_draw_and_a_belief_agree_on_the_own_rows():
     latent = fit.predict(OWN, of="f")
     assert_allclose(latent.mean, 0.4 * OWN[:, 0] + 0.2 + L @ loc, atol=1e-5)
     assert_allclose(latent.var, np.sum((L @ scale) ** 2, axis=1), atol=1e-5)
+
+
+WIDE = np.ones((20, 2))
+
+
+def by_columns(X, E, y=None):
+    f = gpx.gp("f", KERNEL, inducing=POINTS)
+    with numpyro.plate("data", X.shape[0]) as i:
+        gpx.observe("y", f(X[i, :1]), NORMAL, obs=y, rows=i, offset=E[i, 0])
+
+
+def by_axes(X, E, y=None):
+    f = gpx.gp("f", KERNEL, inducing=POINTS)
+    with numpyro.plate("data", X.shape[0]) as i:
+        offset = jnp.take(E, i, axis=1)[0]
+        gpx.observe("y", f(X[i]), NORMAL, obs=y, rows=i, offset=offset)
+
+
+def in_a_branch(X, E, y=None):
+    f = gpx.gp("f", KERNEL, inducing=POINTS)
+    with numpyro.plate("data", X.shape[0]) as i:
+        offset = jax.lax.cond(X[0, 0] > 9.0, lambda: 0.0 * E[i], lambda: E[i])
+        gpx.observe("y", f(X[i]), NORMAL, obs=y, rows=i, offset=offset)
+
+
+@pytest.mark.parametrize(
+    "model, E, words",
+    [
+        (by_columns, WIDE[:5], "`E` has 5 rows and is indexed by plate `data`"),
+        (by_columns, np.ones((40, 2)), "`E` has 40 rows and is indexed by plate"),
+        (by_axes, WIDE[:5].T, "`E` has 5 entries along axis 1 and is indexed by plate"),
+        (in_a_branch, np.ones(5), "5 rows (and )?is indexed by plate `data`"),
+    ],
+)
+def test_rows_are_followed_through_columns_axes_and_branches(model, E, words):
+    with pytest.raises(ValueError, match=words):
+        look(model, X, E, Y)
+
+
+def test_right_lengths_pass_through_columns_axes_and_branches():
+    look(by_columns, X, WIDE, Y)
+    look(by_axes, X, WIDE.T, Y)
+    look(in_a_branch, X, np.ones(20), Y)
+
+
+def test_learnt_points_may_start_at_the_arguments():
+    def model(X, y=None):
+        points = gpx.inducing.Points(X[:5], learn=True)
+        f = gpx.gp("f", KERNEL, inducing=points)
+        with numpyro.plate("data", X.shape[0]) as i:
+            gpx.observe("y", f(X[i]), NORMAL, obs=y, rows=i)
+
+    assert look(model, X, Y).structure.params == ("f/Z",)
+
+
+def test_a_parameter_that_starts_at_1_is_not_taken_for_1():
+    """Inputs warped by a parameter are the own rows at its start alone."""
+
+    def warped(X, y=None):
+        relevance = numpyro.param("relevance", jnp.ones(1))
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Data(OWN))
+        with numpyro.plate("data", X.shape[0]):
+            gpx.observe("y", f(relevance * X), NORMAL, obs=y)
+
+    program = look(warped, OWN, OWN[:, 0])
+    assert not program.call.own_rows and program.target == "sparse"
+    v = jnp.asarray(rng.normal(size=9))
+    found = [
+        float(
+            Target(program.call, params={"relevance": jnp.asarray([r])}).log_density(
+                {"f": v}
+            )
+        )
+        for r in (1.0, 0.3)
+    ]
+    assert abs(found[0] - found[1]) > 0.1
+
+
+def test_the_full_gp_is_exact_only_at_its_own_rows():
+    labels = np.ones(9)
+    assert look(full_gp, OWN, labels).target == "exact"
+    assert look(full_gp, OWN[::-1], labels).target == "exact"
+    assert look(full_gp, OWN[:5], labels[:5]).target == "exact"
+    assert look(full_gp, OWN + 1e-3, labels).target == "sparse"
+
+
+def test_tables_as_long_as_the_data_are_not_cut_into_chunks():
+    group = (np.arange(20) * 7) % 20
+
+    def model(X, group, table, y=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS)
+        with numpyro.plate("data", X.shape[0]) as i:
+            shift = table[group[i]]
+            gpx.observe("y", f(X[i]), NORMAL, obs=y, rows=i, offset=shift)
+
+    table = np.linspace(-3.0, 3.0, 20)
+    found = look(model, X, group, table, Y)
+    assert found.units["data"].arguments == {"X", "group", "y"}
+    fit = gpx.fit_svi(model, gpx.guides.WhitenedGaussian, X, group, table, Y, **QUICK)
+    cut = fit.predict(X, group, table, chunk_rows=8).mean
+    assert_allclose(cut, fit.predict(X, group, table, chunk_rows=None).mean, rtol=1e-12)
+
+
+def grouped(X, group, y=None):
+    f = gpx.gp("f", KERNEL, inducing=POINTS, num_outputs=3)
+    with numpyro.plate("data", X.shape[0]) as i:
+        gpx.observe("y", f(X[i]).take(group[i]) + 1.0, NORMAL, obs=y, rows=i)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_groups_that_are_not_there_are_named(wrong):
+    group = np.arange(20) % 3
+    words = f"`take` at site `y` needs columns 0 to 2; got {wrong}, in 1 of 20 rows"
+    with pytest.raises(ValueError, match=words):
+        look(grouped, X, np.where(np.arange(20) == 4, wrong, group), Y)
+    fit = gpx.fit_svi(grouped, gpx.guides.WhitenedGaussian, X, group, Y, **QUICK)
+    fit.predict(X[:3], group[:3])
+    with pytest.raises(ValueError, match=f"got {wrong}, in 1 of 4 rows"):
+        fit.predict(X[:4], np.array([0, 1, wrong, 2]))
+
+
+def test_rows_of_another_plate_are_refused():
+    def model(X, y=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS)
+        with numpyro.plate("first", 20) as i:
+            numpyro.sample("a", dist.Normal(0.0, 1.0))
+        with numpyro.plate("second", 20) as j:
+            gpx.observe("y", f(X[j]), NORMAL, obs=y, rows=i)
+
+    with pytest.raises(ValueError, match="must be the rows of plate `second` as they"):
+        look(model, X, Y)
+
+
+def test_targets_are_not_taken_for_other_arguments():
+    fit = gpx.fit_svi(masked, gpx.guides.WhitenedGaussian, X, Y, np.ones(20, bool),
+                      inside=True, **QUICK)  # fmt: skip
+    with pytest.raises(ValueError, match="without targets; got `y`, which holds them"):
+        fit.predict(X[:3], np.ones(3), np.ones(3, bool), inside=True)
+
+
+def test_two_input_sets_have_parts_and_scores_of_their_own():
+    X2, counts = rng.uniform(size=(13, 1)), np.arange(13.0) % 3
+    fit = gpx.fit_svi(two_sets, gpx.guides.WhitenedGaussian, X, X2, Y, counts, **QUICK)
+    parts = fit.parts(X[:3], X2[:7], site="y2")
+    at = fit.predict(X[:3], X2[:7], site="y2", of="g")
+    assert_allclose(parts["g"].mean, at.mean, rtol=1e-10)
+    scored = gpx.compare({"svi": fit}, (X[:3], X2[:7]), counts[:7], site="y2")
+    assert scored.num_rows == 7
+
+
+def mixing(X, y=None, *, keep=None):
+    g = gpx.gp("g", KERNEL, inducing=POINTS, num_outputs=2)
+    with numpyro.plate("data", X.shape[0]):
+        A = np.array([[1.0, 0.3], [0.9, 0.2], [-0.5, 1.0]])
+        gpx.observe("y", A @ g(X), NORMAL, obs=y, mask=keep)
+
+
+def test_a_row_of_dependent_outputs_is_scored_jointly_masked_or_not():
+    targets = np.stack([Y, Y, -Y], axis=1)
+    everything = np.ones((20, 3), bool)
+    guide = gpx.guides.WhitenedGaussian
+    fits = [
+        gpx.fit_svi(mixing, guide, X, targets, keep=keep, **QUICK)
+        for keep in (None, everything)
+    ]
+    plain, masked = (fit.to_arviz().log_likelihood["y"].values for fit in fits)
+    assert_allclose(plain, masked, rtol=1e-9)
+    # Functions, draws and densities of the latent know the dependence.
+    fit = fits[0]
+    functions = fit.functions(jr.key(0), 50)(X[:4])
+    assert np.all(np.isfinite(functions))
+    latent = fit.predict(X[:4], of="latent")
+    assert np.corrcoef(latent.draws[:, 0].T)[0, 1] > 0.9

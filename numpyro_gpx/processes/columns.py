@@ -1,0 +1,55 @@
+"""Columns of latents: which are meant, and one for each row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["columns_of", "leading", "taken", "taken_roots"]
+
+
+def columns_of(index, shape) -> tuple:
+    """The columns that `latent[index]` asks for; rows are never cut here."""
+    if not isinstance(index, tuple) or index[:1] != (slice(None),) or len(index) < 2:
+        raise IndexError(
+            f"A latent is indexed by columns, as in `f(X)[:, 0]`; got {index!r}. For "
+            "some rows call the GP there: `f(X[rows])`."
+        )
+    columns = index[1:]
+    if len(shape) != 1 + len(columns):
+        raise IndexError(
+            f"A latent of shape {shape} has {len(shape) - 1} axes of columns; got "
+            f"{len(columns)} indices."
+        )
+    for place, size in zip(columns, shape[1:], strict=True):
+        if isinstance(place, int) and not -size <= place < size:
+            raise IndexError(f"Column {place} of a latent of shape {shape}.")
+    return columns
+
+
+def leading(x, ndim: int):
+    """`x` with axes in front, to go with arrays of `ndim` axes."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def taken_roots(x, group):
+    each = jax.vmap(lambda root: taken(root, group), in_axes=-1, out_axes=-1)
+    return each(x)
+
+
+def taken(x, group):
+    """In each row `n` of `(N, P)` the column `group[n]`."""
+    group = jnp.asarray(group)
+    if x.ndim != 2 or group.shape != x.shape[:1]:
+        raise ValueError(
+            "`take` needs a latent (N, P) and a column for each row, (N,); got "
+            f"{x.shape} and {group.shape}."
+        )
+    if not jnp.issubdtype(group.dtype, jnp.integer):
+        raise ValueError(
+            f"`take` needs whole numbers, the columns 0 to {x.shape[1] - 1}; got "
+            f"{group.dtype}."
+        )
+    # NaN where there is no such column: from the end is not counted.
+    place = jnp.where(group < 0, x.shape[1], group)
+    return jnp.take_along_axis(x, place[:, None], axis=1)[:, 0]

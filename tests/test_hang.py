@@ -113,8 +113,8 @@ for model in (cases.three_gps, cases.exact_sum):
     fit = cases.fitted(model)
     for i in range(60):
         fit.parts(X)
-        fit.posterior.sample(jr.key(i), 40)
-        fit.functions(jr.key(i), 40)(X)
+        fit.posterior.sample(jr.key(i), 20)
+        fit.functions(jr.key(i), 20)(X)
 print("done")
 """
 

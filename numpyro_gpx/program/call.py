@@ -19,7 +19,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
 from numpyro_gpx.numerics.jitter import explicit_jitter, jitter
-from numpyro_gpx.sites.effects import at_own_rows
+from numpyro_gpx.sites.gp_calls import at_own_rows
 
 __all__ = ["Call", "Trace", "signature", "takes_options"]
 

@@ -33,7 +33,7 @@ from numpyro_gpx.program.elbo import (
     scaled,
 )
 from numpyro_gpx.program.latent_inputs import LatentInput
-from numpyro_gpx.sites.effects import shared_replicates
+from numpyro_gpx.sites.gp_calls import shared_replicates
 from numpyro_gpx.sites.marks import Held, held_beliefs, marked
 
 __all__ = ["ImportanceWeighted"]

@@ -27,7 +27,7 @@ from numpyro_gpx.program.dataflow import (
     only,
     plate_indices,
 )
-from numpyro_gpx.sites.effects import recorded_calls
+from numpyro_gpx.sites.gp_calls import recorded_calls
 from numpyro_gpx.sites.marks import GPMark, marked
 from numpyro_gpx.sites.observation import made_here, observation
 from numpyro_gpx.uncertain import InputBelief

@@ -159,17 +159,17 @@ class Program:
             )
         call = Call.create(self.model, args, kwargs, function="predict")
         call = call.with_jitter(self.call.jitter)
+        if call.batch_size is not None:
+            raise ValueError("`predict` needs all rows; leave `batch_size` out.")
+        if not call.takes_inputs:
+            _check_takes_rows(call)
+            return call
         given = set(call.labels()) & set(self.targets.values())
         if given:
             raise ValueError(
                 f"`predict` takes the model's arguments without targets; got "
                 f"`{min(given)}`, which holds them. Pass other arguments by name."
             )
-        if call.batch_size is not None:
-            raise ValueError("`predict` needs all rows; leave `batch_size` out.")
-        if not call.takes_inputs:
-            _check_takes_rows(call)
-            return call
         if np.ndim(call.args[0]) == 0:
             raise ValueError(
                 f"The inputs must have shape (N, D); got {call.args[0]!r}. Pass them "

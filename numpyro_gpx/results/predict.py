@@ -19,7 +19,7 @@ from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile import run
 from numpyro_gpx.program.density import log_terms
 from numpyro_gpx.program.structure import structure_of
-from numpyro_gpx.sites.effects import drawn_functions, recorded_calls
+from numpyro_gpx.sites.gp_calls import drawn_functions, recorded_calls
 from numpyro_gpx.sites.observation import Observation, observation
 from numpyro_gpx.sites.predictive import FromLatent
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from numpyro_gpx import checks
 from numpyro_gpx.processes.latent import Gaussian
 from numpyro_gpx.processes.replicates import shared_draw
-from numpyro_gpx.sites.effects import current_axis
+from numpyro_gpx.sites.gp_calls import current_axis
 from numpyro_gpx.sites.marks import Noise, as_infer
 
 __all__ = ["propagate"]

@@ -21,7 +21,7 @@ from numpyro_gpx.means import Mean, Zero
 from numpyro_gpx.processes.conditional import conditional, expected_conditional
 from numpyro_gpx.processes.latent import Gaussian, Term
 from numpyro_gpx.processes.prior import SparsePrior
-from numpyro_gpx.sites.effects import multiplies_only, send_call
+from numpyro_gpx.sites.gp_calls import multiplies_only, send_call
 from numpyro_gpx.sites.marks import GPMark, as_infer
 from numpyro_gpx.uncertain import InputBelief
 

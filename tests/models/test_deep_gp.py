@@ -15,7 +15,7 @@ import numpyro_gpx as gpx
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.structure import structure_of
-from numpyro_gpx.sites.effects import shared_replicates
+from numpyro_gpx.sites.gp_calls import shared_replicates
 
 
 def data(num_rows=12, num_columns=2, seed=0):

@@ -17,7 +17,7 @@ import numpyro_gpx as gpx
 from numpyro_gpx.beliefs import GaussianBelief
 from numpyro_gpx.groups import Group
 from numpyro_gpx.means import Linear, Zero
-from numpyro_gpx.sites.effects import drawn_functions
+from numpyro_gpx.sites.gp_calls import drawn_functions
 from numpyro_gpx.sites.marginals import ExactRegression
 from numpyro_gpx.sites.marks import Held, Noise, as_infer, find, held_beliefs
 

@@ -25,7 +25,7 @@ try:  # the layout from issue 14 on
     from numpyro_gpx.processes.collapse import collapsed_bound
     from numpyro_gpx.program.batches import draw_batch
     from numpyro_gpx.program.call import Call
-    from numpyro_gpx.program.compile import compiled
+    from numpyro_gpx.program.compile_cache import compiled
     from numpyro_gpx.program.density import Target
     from numpyro_gpx.program.program import Program
     from numpyro_gpx.program.structure import structure_of

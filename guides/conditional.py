@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.processes.collapse import from_precision
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.sites.marks import GPMark, marked

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_gpx.beliefs import GaussianBelief
-from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.processes.collapse import (
     GaussianRows,
     Rows,

@@ -7,10 +7,10 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_gpx.beliefs import DiagonalBelief, GaussianBelief
-from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.base import INNER_SCALE
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.program.starts import init_to_prior_median
 
 __all__ = ["WhitenedGaussian"]

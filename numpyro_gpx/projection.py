@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 from numpyro_gpx import checks, cubature
 from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.predict import Problem, sites_at

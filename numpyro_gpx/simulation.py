@@ -30,7 +30,7 @@ from scipy.special import ndtri
 from numpyro_gpx import checks
 from numpyro_gpx.cubature import Analytic, MonteCarlo, Rule, Unscented
 from numpyro_gpx.numerics.threads import single_blas_thread
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.predict import sites_at
 from numpyro_gpx.uncertain import InputBelief

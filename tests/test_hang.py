@@ -19,7 +19,7 @@ import pytest
 
 import numpyro_gpx as gpx
 from numpyro_gpx.numerics.factor import factorise
-from numpyro_gpx.program.compile import lowered
+from numpyro_gpx.program.compile_cache import lowered
 from numpyro_gpx.results import posteriors, predict
 
 X = jnp.linspace(-1.0, 1.0, 12)[:, None]

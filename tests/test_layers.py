@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each stands on those before it. Namespaces of the face hold imports only, and stand
 # where what they name does.
 ORDER = """
-    checks checked_fields numerics beliefs groups uncertain inputs cubature starting
-    kernels means links likelihoods inducing processes sites program cache
+    checks checked_fields numerics beliefs joint_beliefs uncertain inputs cubature
+    starting kernels means links likelihoods inducing processes sites program cache
     models guides results infer
     projection row_model simulation timeseries scaling plots comparison latent_space
     testing

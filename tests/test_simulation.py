@@ -24,7 +24,7 @@ from numpyro_gpx.cubature import (
     Unscented,
 )
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import num_compiled
+from numpyro_gpx.program.compile_cache import num_compiled
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.posteriors import ChainPosterior
 from numpyro_gpx.simulation import Simulation

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.starts import init_to_prior_median, initial_values
 from numpyro_gpx.program.structure import Structure

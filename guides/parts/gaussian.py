@@ -18,9 +18,9 @@ from numpyro.distributions import constraints
 
 from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief, DiagonalBelief
-from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.starts import init_to_prior_median, initial_values
 from numpyro_gpx.sites.marks import AUXILIARY, Held, as_infer

@@ -12,11 +12,11 @@ import numpy as np
 from numpyro_gpx import plots
 from numpyro_gpx.comparison.notes import notes_for
 from numpyro_gpx.comparison.scores import ScoredRows, score_table
-from numpyro_gpx.comparison.sites import site_table
+from numpyro_gpx.comparison.site_table import site_table
 from numpyro_gpx.comparison.text import as_text
-from numpyro_gpx.results.entries import scalar_entries
 from numpyro_gpx.results.fit import Fit
-from numpyro_gpx.results.rows import num_rows_of
+from numpyro_gpx.results.row_chunks import num_rows_of
+from numpyro_gpx.results.scalar_entries import scalar_entries
 from numpyro_gpx.results.targets import is_binary
 
 if TYPE_CHECKING:  # loaded on first use

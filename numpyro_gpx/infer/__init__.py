@@ -5,7 +5,7 @@ from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.program.elbo import ELBO
 from numpyro_gpx.program.importance import ImportanceWeighted
-from numpyro_gpx.results.rows import predictive
+from numpyro_gpx.results.row_chunks import predictive
 
 __all__ = [
     "ELBO",

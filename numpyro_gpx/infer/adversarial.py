@@ -27,7 +27,7 @@ from numpyro_gpx.infer.problem import Result, VariationalProblem
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.tempering import check_temperature
 from numpyro_gpx.program.call import Call, takes_options
-from numpyro_gpx.program.compile import compiled, once
+from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO
 from numpyro_gpx.results.fit import Fit
 

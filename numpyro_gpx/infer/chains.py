@@ -15,7 +15,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_gpx.infer.progress import run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import compiled, once
+from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.results.fit import Fit
 

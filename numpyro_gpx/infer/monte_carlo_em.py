@@ -30,7 +30,7 @@ from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import compiled, run
+from numpyro_gpx.program.compile_cache import compiled, run
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.starts import initial_values
 from numpyro_gpx.program.structure import structure_of

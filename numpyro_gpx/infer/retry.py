@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_gpx.numerics.jitter import current_jitter, explicit_jitter, jitter
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.starts import initial_values
 from numpyro_gpx.program.structure import structure_of
 from numpyro_gpx.sites.marks import GPMark, marked

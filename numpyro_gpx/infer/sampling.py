@@ -27,8 +27,8 @@ from numpyro_gpx.infer.retry import NotFinite, with_retry
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.numerics.threads import single_blas_thread
 from numpyro_gpx.program.call import Call, takes_options
-from numpyro_gpx.program.compile import run as run_compiled
-from numpyro_gpx.program.data import check_slopes
+from numpyro_gpx.program.compile_cache import run as run_compiled
+from numpyro_gpx.program.data_checks import check_slopes
 from numpyro_gpx.program.density import Target, require_params
 from numpyro_gpx.program.layer_noise import as_latent_noise
 from numpyro_gpx.program.layer_noise import noise_sets as make_noise_sets

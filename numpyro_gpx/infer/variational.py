@@ -20,7 +20,7 @@ from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.infer.tempering import check_temperature, tempered
 from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call, takes_options
-from numpyro_gpx.program.compile import compiled, once
+from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO, Loss
 from numpyro_gpx.results.fit import Fit
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx.results.entries import entry_labels, scalar_entries
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.scalar_entries import entry_labels, scalar_entries
 from numpyro_gpx.results.targets import target_support
 
 if TYPE_CHECKING:  # loaded on first use

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_gpx.links import Link, PiecewiseConstant, get_link
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.sites.observation import observation
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from numpyro_gpx.beliefs import Belief
-from numpyro_gpx.groups import JointBelief
 from numpyro_gpx.inducing import psi
+from numpyro_gpx.joint_beliefs import JointBelief
 from numpyro_gpx.kernels import Kernel
 from numpyro_gpx.means import Constant, Zero
 from numpyro_gpx.numerics.factor import positive

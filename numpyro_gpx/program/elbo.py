@@ -23,7 +23,7 @@ import numpyro
 from jaxtyping import Array
 from numpyro import handlers
 
-from numpyro_gpx.groups import Group
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.program.call import Call, Trace
 from numpyro_gpx.program.latent_inputs import LatentInput, integration
 from numpyro_gpx.sites.marks import (

@@ -18,7 +18,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_gpx.program.call import Call, Trace
 from numpyro_gpx.program.closure_digest import array_digest
-from numpyro_gpx.program.compile import compiled
+from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.dataflow import (
     Indexed,
     dependencies,

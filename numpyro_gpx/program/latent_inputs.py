@@ -15,7 +15,7 @@ from numpyro_gpx.beliefs import (
     gaussian_base,
     kl_to_prior,
 )
-from numpyro_gpx.groups import Axis
+from numpyro_gpx.joint_beliefs import Axis
 from numpyro_gpx.sites.marks import Held, Mark
 from numpyro_gpx.uncertain import InputBelief
 

@@ -7,10 +7,14 @@ import copy
 import numpy as np
 
 from numpyro_gpx import checks
-from numpyro_gpx.program import data
 from numpyro_gpx.program.batches import check_batch_size, check_batched
 from numpyro_gpx.program.call import Call, Trace, signature
 from numpyro_gpx.program.closure_digest import contents
+from numpyro_gpx.program.data_checks import (
+    check_indexed,
+    check_inducing,
+    check_observed,
+)
 from numpyro_gpx.program.inspection import Look, Unit, plate_sizes
 from numpyro_gpx.program.structure import Structure, structure_of
 from numpyro_gpx.sites.observation import Observation, observation
@@ -51,10 +55,10 @@ class Program:
         """
         program = cls(call.batched(None))
         look = program._look
-        data.check_indexed(program.call, look.indexed, plate_sizes(look.trace))
-        data.check_observed(program.call, look.values)
+        check_indexed(program.call, look.indexed, plate_sizes(look.trace))
+        check_observed(program.call, look.values)
         look.check_taken()
-        data.check_inducing(program.call, look.trace, look.read_by_inducing)
+        check_inducing(program.call, look.trace, look.read_by_inducing)
         program.call = look.at_own_rows()
         program.batched = program.call
         if batch_size is not None:
@@ -189,7 +193,7 @@ class Program:
         The model itself complains of other shapes.
         """
         look = Look(call)
-        data.check_indexed(call, look.indexed, plate_sizes(look.trace))
+        check_indexed(call, look.indexed, plate_sizes(look.trace))
         look.check_taken()
 
 

@@ -17,7 +17,7 @@ from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
 from numpyro_gpx.results.arviz import to_arviz
 from numpyro_gpx.results.bound import Estimate, estimate
-from numpyro_gpx.results.plain import mcmc_parts, svi_parts
+from numpyro_gpx.results.from_numpyro import mcmc_parts, svi_parts
 from numpyro_gpx.results.posteriors import GuidePosterior, Moments, Posterior
 from numpyro_gpx.results.predict import (
     Problem,
@@ -27,7 +27,7 @@ from numpyro_gpx.results.predict import (
     sites_in_pieces,
 )
 from numpyro_gpx.results.prediction import Prediction
-from numpyro_gpx.results.rows import row_chunks, row_values
+from numpyro_gpx.results.row_chunks import row_chunks, row_values
 from numpyro_gpx.results.samplers import approximation_of
 from numpyro_gpx.results.save import save
 

@@ -19,7 +19,7 @@ from numpyro import handlers
 
 from numpyro_gpx import checks
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.latent_inputs import LatentInput
 from numpyro_gpx.sites.marks import Held, find, held_beliefs, is_auxiliary
 

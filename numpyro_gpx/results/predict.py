@@ -16,7 +16,7 @@ import jax.random as jr
 from numpyro_gpx.processes.latent import Latent
 from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import run
+from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.density import log_terms
 from numpyro_gpx.program.structure import structure_of
 from numpyro_gpx.sites.gp_calls import drawn_functions, recorded_calls

@@ -13,7 +13,7 @@ import equinox as eqx
 from jaxtyping import Array
 
 from numpyro_gpx.beliefs import GUIDE, Belief, Integrable, Mark, as_infer
-from numpyro_gpx.groups import Group
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.processes.prior import SparsePrior
 
 __all__ = [

@@ -13,8 +13,8 @@ from numpyro_gpx.comparison.notes import notes_for
 from numpyro_gpx.guides import OptimalGaussian, UnscentedLatent, WhitenedGaussian
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
-from numpyro_gpx.results.entries import scalar_entries
 from numpyro_gpx.results.fit import Estimate
+from numpyro_gpx.results.scalar_entries import scalar_entries
 
 
 def make_data(num_rows=24, num_outputs=4, seed=0):

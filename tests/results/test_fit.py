@@ -14,7 +14,7 @@ from numpyro.infer import MCMC, NUTS, SVI, init_to_value
 
 import numpyro_gpx as gpx
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.compile import num_compiled
+from numpyro_gpx.program.compile_cache import num_compiled
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.posteriors import ChainPosterior
 from numpyro_gpx.results.prediction import Prediction

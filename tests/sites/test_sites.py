@@ -15,7 +15,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_gpx as gpx
 from numpyro_gpx.beliefs import GaussianBelief
-from numpyro_gpx.groups import Group
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.means import Linear, Zero
 from numpyro_gpx.sites.gp_calls import drawn_functions
 from numpyro_gpx.sites.marginals import ExactRegression

@@ -14,7 +14,7 @@ from numpyro import handlers
 
 import numpyro_gpx as gpx
 from numpyro_gpx.program.closure_digest import contents
-from numpyro_gpx.program.compile import compiled, num_compiled, run
+from numpyro_gpx.program.compile_cache import compiled, num_compiled, run
 
 X = np.linspace(-2.0, 2.0, 16)[:, None]
 Y = np.sin(2.0 * X[:, 0])

@@ -10,8 +10,8 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
-from numpyro_gpx.groups import Group
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
+from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.processes.latent import Gaussian
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.results.arviz import observed_rows

@@ -290,7 +290,7 @@ def _draw(guide, params, call, keys):
         )
         return {n: site["value"] for n, site in _visible(trace).items()}, log_q
 
-    return jax.lax.map(one, keys)  # without `vmap`: see `evaluate`
+    return jax.lax.map(one, keys)  # without `vmap`: see `_map` in `predict`
 
 
 def _beliefs(guide, params, call, keys):
@@ -302,4 +302,4 @@ def _beliefs(guide, params, call, keys):
             trace
         )
 
-    return jax.lax.map(one, keys)  # without `vmap`: see `evaluate`
+    return jax.lax.map(one, keys)  # without `vmap`: see `_map` in `predict`

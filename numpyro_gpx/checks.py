@@ -1,19 +1,21 @@
 """What users can get wrong, found at the door.
 
 Shapes are checked anywhere; values (NaN, labels) only on concrete arrays, since inside
-`jit` there are none. `fit_*` brings the concrete arrays here (`infer.data`).
+`jit` there are none. `fit_*` brings the concrete arrays (`program/data_checks`).
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jaxtyping import Array
 from numpyro.util import is_prng_key, not_jax_tracer
 
 __all__ = [
     "at_least",
     "exact_targets",
+    "fills_plate",
     "finite",
     "guide",
     "inputs",
@@ -239,6 +241,25 @@ def rows_of(site: str, obs, rows, plate):
             f"`{plate.name}` has {plate.size}."
         )
     return jnp.asarray(obs)[rows]
+
+
+def fills_plate(site: str, num_rows: int, handlers) -> None:
+    """Raise if a latent has other rows than the plate of rows around its site."""
+    for plate in handlers:
+        if not isinstance(plate, numpyro.plate) or plate.dim != -1:
+            continue
+        inside = plate.subsample_size
+        if num_rows in (1, inside):
+            continue
+        if inside == plate.size:
+            raise ValueError(
+                f"Site `{site}` has {num_rows} rows in plate `{plate.name}`, which has "
+                f"{plate.size}."
+            )
+        raise ValueError(
+            f"Site `{site}` has {num_rows} rows in a plate that subsamples {inside} of "
+            f"{plate.size}: write `f(X[i])`, and `obs=y, rows=i`."
+        )
 
 
 def exact_targets(name: str, obs, fn):

@@ -96,12 +96,15 @@ class Group(eqx.Module):
     def kl(self, priors: dict[str, dist.Distribution]) -> Array:
         """Divergence to the sites' independent priors, a scalar."""
         joint = {n: b for n, b in self.beliefs.items() if isinstance(b, JointBelief)}
+        alone = {n: b for n, b in self.beliefs.items() if n not in joint}
+        each = [kl_to_prior(b, priors[n]) for n, b in alone.items()]
+        total = sum(each, start=jnp.zeros(()))
         if not joint:
-            each = [kl_to_prior(b, priors[n]) for n, b in self.beliefs.items()]
-            return sum(each, start=jnp.zeros(()))
+            return total
         mean, root = _stacked(_whitened(b, priors[n]) for n, b in joint.items())
         log_det = jnp.linalg.slogdet(root @ root.T)[1]
-        return 0.5 * (jnp.sum(root**2) + jnp.sum(mean**2) - mean.size - log_det)
+        squares = jnp.sum(root**2) + jnp.sum(mean**2)
+        return total + 0.5 * (squares - mean.size - log_det)
 
     def distribution(self) -> dist.Distribution:
         """Of all sites as one vector, in their order; `split` takes it apart."""

@@ -146,15 +146,11 @@ def project(
     components = fit.global_components(_NUM_COMPONENTS, (site,))
     search = _Search(fit.problem(observed[0]), site, observed, components, rule)
     num_rows = call.num_rows
-    watch = (call.model,)
     with single_blas_thread():
         key_candidates, key_points = jr.split(key)
         candidates = _candidates(key_candidates, fit, site)
-        first = run(_best, search, candidates, call, num_rows, num_starts, watch=watch)
-        found = run(
-            _climb, search, first, call, num_steps, learning_rate, key_points,
-            watch=watch,
-        )  # fmt: skip
+        first = run(_best, search, candidates, call, num_rows, num_starts)
+        found = run(_climb, search, first, call, num_steps, learning_rate, key_points)
     means, scales, objectives = found
     if not np.all(np.isfinite(objectives)):
         raise FloatingPointError(

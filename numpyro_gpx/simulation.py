@@ -175,7 +175,7 @@ def simulate(
     with single_blas_thread():
         mean, var = run(
             _propagate, fit.problem(site), fit.global_components(num_components), rule,
-            joint, lags, known, keys, watch=(fit.model,),
+            joint, lags, known, keys,
         )  # fmt: skip
     return Simulation(np.asarray(mean), np.asarray(var))
 
@@ -217,7 +217,7 @@ def simulate_paths(
     with single_blas_thread():
         paths = run(
             _draw_paths, fit.problem(site), fit.global_components(num_components),
-            jnp.tile(lags, (num_paths, 1)), known, keys, watch=(fit.model,),
+            jnp.tile(lags, (num_paths, 1)), known, keys,
         )  # fmt: skip
     return np.asarray(paths).T
 

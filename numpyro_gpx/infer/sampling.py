@@ -26,6 +26,7 @@ from numpyro_gpx.infer.monte_carlo_em import MonteCarloEM, move_hyperparameters
 from numpyro_gpx.infer.retry import NotFinite, with_retry
 from numpyro_gpx.infer.sghmc import SGHMC
 from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.program.batches import refuse_batches
 from numpyro_gpx.program.call import Call, takes_options
 from numpyro_gpx.program.compile_cache import run as run_compiled
 from numpyro_gpx.program.data_checks import check_slopes
@@ -79,7 +80,7 @@ def fit_nuts(
         kwargs: Further arguments of the model.
     """
     call = Call.create(model, args, kwargs, function="fit_nuts")
-    _no_batches("fit_nuts", call)
+    refuse_batches(call, "fit_nuts", "fit_sghmc")
     program = Program.of(call)
     structure = program.structure
     params = _params(params, init, structure)
@@ -341,14 +342,6 @@ def _constrained(target: Target, z: dict) -> dict:
     """Draws `(chains, draws, ...)` on the sites' supports."""
     both = jax.vmap(jax.vmap(target.constrain))
     return run_compiled(both, jax.tree.map(jnp.asarray, z))
-
-
-def _no_batches(function: str, call: Call) -> None:
-    if call.batch_size is not None:
-        raise ValueError(
-            f"`{function}` needs all rows at each step; got "
-            f"`batch_size={call.batch_size}`. Leave it out, or use `fit_sghmc`."
-        )
 
 
 def _params(params: Fit | dict | None, init, structure) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from numpyro_gpx.infer.problem import Result, VariationalProblem
 from numpyro_gpx.infer.progress import BLOCK, Record, run_blocks
 from numpyro_gpx.infer.retry import NotFinite
 from numpyro_gpx.infer.tempering import check_temperature, tempered
-from numpyro_gpx.program.batches import draw_batch
+from numpyro_gpx.program.batches import draw_batch, refuse_batches
 from numpyro_gpx.program.call import Call, takes_options
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO, Loss
@@ -126,8 +126,10 @@ def fit_lbfgs(
     guide = checks.guide(guide, model)
     checks.at_least("max_steps", max_steps, 1)
     _check_density(guide, "fit_lbfgs")
+    call = Call.create(model, args, kwargs, function="fit_lbfgs")
+    refuse_batches(call, "fit_lbfgs", "fit_svi")
     problem = VariationalProblem(
-        Call.create(model, args, kwargs, function="fit_lbfgs"), guide, key,
+        call, guide, key,
         optimizer=optax.identity(), loss=ELBO(), init=init,
     )  # fmt: skip
     structure = problem.program.structure

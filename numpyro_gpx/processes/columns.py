@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 __all__ = ["columns_of", "leading", "taken", "taken_roots"]
 
@@ -21,10 +22,26 @@ def columns_of(index, shape) -> tuple:
             f"A latent of shape {shape} has {len(shape) - 1} axes of columns; got "
             f"{len(columns)} indices."
         )
-    for place, size in zip(columns, shape[1:], strict=True):
-        if isinstance(place, int) and not -size <= place < size:
-            raise IndexError(f"Column {place} of a latent of shape {shape}.")
-    return columns
+    return tuple(_numbers(c, n, shape) for c, n in zip(columns, shape[1:], strict=True))
+
+
+def _numbers(place, size: int, shape):
+    """A column's number, or an array of such, all of which are there."""
+    if isinstance(place, slice):
+        return np.arange(size)[place]
+    if isinstance(place, jax.core.Tracer):
+        raise IndexError(
+            "Columns of a latent must be known numbers, as in `f(X)[:, 0]`; for one "
+            "column a row use `f(X).take(group)`."
+        )
+    found = np.asarray(place)
+    if found.dtype == bool and found.shape == (size,):
+        found = np.flatnonzero(found)
+    if not np.issubdtype(found.dtype, np.integer):
+        raise IndexError(f"Columns of a latent must be whole numbers; got {place!r}.")
+    if np.any((found < -size) | (found >= size)):
+        raise IndexError(f"Column {place} of a latent of shape {shape}.")
+    return int(found) if found.ndim == 0 else found
 
 
 def leading(x, ndim: int):

@@ -41,6 +41,12 @@ def mixed(A, latent: Latent) -> Latent:
         raise ValueError(
             "`A @ g(X)` keeps no covariance between rows; leave `full_cov` out."
         )
+    if not isinstance(latent, Gaussian) and latent.groups:
+        raise ValueError(
+            f"The guide holds {sorted(latent.sites)} together with others, so that "
+            "`A @ g(X)` of a product has no closed moments beside them. Use a guide "
+            "that holds them apart, such as WhitenedGaussian."
+        )
     A = jnp.broadcast_to(A, (latent.shape[0], *A.shape[-2:]))
     mean = jnp.einsum("npq,nq->np", A, latent.mean)
     if isinstance(latent, Gaussian) and latent.is_known:
@@ -89,6 +95,10 @@ def stack(*latents) -> Gaussian:
     def columns(x):
         return x[:, None] if x.ndim == 1 else x
 
+    if any(one.row_cov is not None for one in parts):
+        raise ValueError(
+            "`stack` keeps no covariance between rows; leave `full_cov` out."
+        )
     if any(one.roots or one.between is not None for one in parts):
         raise ValueError(
             f"`stack` joins independent functions; the guide holds {sorted(sites)} "
@@ -101,6 +111,7 @@ def stack(*latents) -> Gaussian:
         sites=sites,
         moments_only=any(one.moments_only for one in parts),
         is_known=all(one.is_known for one in parts),
+        taken=tuple(taken for one in parts for taken in one.taken),
     )
 
 

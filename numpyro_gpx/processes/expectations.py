@@ -2,8 +2,9 @@ r"""Expectations of likelihoods over latents, registered on the types of both.
 
 `expected_log_prob(likelihood, latent, y)` is :math:`\mathbb E[\log p(y_n \mid f_n)]`,
 `predictive_log_prob` is :math:`\log\mathbb E[p(y_n \mid f_n)]`, entry by entry where
-the outputs of a row are independent given the latent; `row_log_prob` is joint over a
-row's outputs. A new pair is a new function registered here or elsewhere.
+the outputs of a row are independent given the latent; `joint_density` has the density
+of a row whose outputs are not. A new pair is a new function registered here or
+elsewhere.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from numpyro_gpx.processes.latent import Gaussian, Latent
 __all__ = [
     "check_latent",
     "expected_log_prob",
-    "joint_log_prob",
+    "is_conjugate",
     "predictive_cdf",
     "predictive_log_prob",
     "predictive_moments",
     "predictive_probabilities",
-    "row_log_prob",
 ]
 
 expected_log_prob = Dispatcher("expected_log_prob")
@@ -35,7 +35,7 @@ predictive_log_prob = Dispatcher("predictive_log_prob")
 def check_latent(name: str, likelihood: Likelihood, latent: Latent) -> None:
     """Raise if a likelihood needs more than is known of a latent."""
     moments_only = isinstance(latent, Gaussian) and latent.moments_only
-    if moments_only and not _is_conjugate(likelihood):
+    if moments_only and not is_conjugate(likelihood):
         raise ValueError(
             f"At uncertain inputs only the mean and variance of the latent function at "
             f"site `{name}` are known, which suffice for a Gaussian likelihood with "
@@ -98,51 +98,9 @@ def _(likelihood, latent, y):
     return likelihood.predictive_log_prob(y, latent.mean, positive(latent.var))
 
 
-def row_log_prob(likelihood: Likelihood, latent: Latent, y, keep=None):
-    r"""Log density of the outputs of a row given each other's dependence, `(N,)`.
-
-    For a Gaussian likelihood of outputs that depend on each other,
-    :math:`\log\mathcal N(y_n; \mu_n, C_n + \mathrm{diag}\,\sigma^2)`; `None` where
-    outputs are independent and the sum of `predictive_log_prob` is right. Entries that
-    `keep`, of the shape of `y`, leaves out do not count.
-    """
-    if not latent.outputs_depend:
-        return None
-    if not (isinstance(likelihood, GaussianLikelihood) and likelihood.is_conjugate):
-        raise ValueError(
-            f"The density of a row with outputs that depend on each other is known for "
-            f"a Gaussian likelihood only; got {type(likelihood).__name__}."
-        )
-    noise = jnp.broadcast_to(likelihood.scale, y.shape) ** 2
-    cov = latent.output_cov() + jax.vmap(jnp.diag)(noise)
-    keep = jnp.ones(y.shape, bool) if keep is None else jnp.broadcast_to(keep, y.shape)
-    return joint_log_prob(cov, y - latent.mean, keep)
-
-
-def joint_log_prob(cov, residual, keep):
-    """Normal log density of each row's kept entries, `(N,)`.
-
-    Args:
-        cov: Covariances, `(N, P, P)`.
-        residual: `(N, P)`; may be NaN where it is not kept.
-        keep: Which entries count, `(N, P)`.
-    """
-    # An entry that is left out is one of its own, of variance 1 and at its mean.
-    both = keep[:, :, None] & keep[:, None, :]
-    cov = jnp.where(both, cov, jnp.eye(cov.shape[-1], dtype=cov.dtype)[None])
-    residual = jnp.where(keep, residual, 0.0)
-    L = jnp.linalg.cholesky(cov)
-    apart = jax.vmap(lambda L, r: jax.scipy.linalg.solve_triangular(L, r, lower=True))(
-        L, residual
-    )
-    log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=1, axis2=2)), axis=1)
-    constant = 0.5 * jnp.sum(keep, axis=1) * jnp.log(2.0 * jnp.pi)
-    return -constant - log_det - 0.5 * jnp.sum(apart**2, axis=1)
-
-
 def predictive_moments(likelihood: Likelihood, latent: Latent):
     """Mean and variance of the targets, entry by entry."""
-    if _is_conjugate(likelihood) or isinstance(latent, Gaussian):
+    if is_conjugate(likelihood) or isinstance(latent, Gaussian):
         return likelihood.predictive_moments(latent.mean, positive(latent.var))
     log_w, means, variances = latent.components()
     means, variances = jax.vmap(likelihood.predictive_moments)(means, variances)
@@ -155,7 +113,7 @@ def predictive_cdf(likelihood: Likelihood, latent: Latent, y):
     """Predictive probability of targets at most `y`, entry by entry."""
     if isinstance(latent, Gaussian):
         return likelihood.predictive_cdf(y, latent.mean, positive(latent.var))
-    log_w, means, variances = latent.components()
+    log_w, means, variances = latent.entry_components()
     each = jax.vmap(likelihood.predictive_cdf, (None, 0, 0))
     return jnp.tensordot(jnp.exp(log_w), each(y, means, variances), axes=1)
 
@@ -169,7 +127,8 @@ def predictive_probabilities(likelihood: Likelihood, latent: Latent):
     return jnp.tensordot(jnp.exp(log_w), each, axes=1)
 
 
-def _is_conjugate(likelihood: Likelihood) -> bool:
+def is_conjugate(likelihood: Likelihood) -> bool:
+    """Whether mean and variance of the latent are all that it needs."""
     return isinstance(likelihood, GaussianLikelihood) and likelihood.is_conjugate
 
 

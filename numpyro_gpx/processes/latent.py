@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float
 
 from numpyro_gpx.numerics.factor import cholesky
@@ -39,17 +40,15 @@ class Components(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A GP call that a latent was made of, times a known number.
+    """A GP call that a latent was made of.
 
     Attributes:
         gp: The GP.
         X: Where it was called.
-        coefficient: The number.
     """
 
     gp: Any
     X: Any
-    coefficient: float | Array = 1.0
 
 
 class Taken(eqx.Module):
@@ -69,6 +68,12 @@ class Latent(eqx.Module):
     # NumPy leaves `array + latent` to `__radd__`, instead of adding entry by entry.
     __array_ufunc__ = None
 
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError(
+            "`f(X)` is what is known of a function, not an array: hand it to "
+            '`gpx.observe("y", f(X), likelihood, obs=y)`, or take its `mean`.'
+        )
+
     if TYPE_CHECKING:
         # Fields of some, properties of others: when run, no base can say both.
         @property
@@ -82,6 +87,10 @@ class Latent(eqx.Module):
         @property
         def sites(self) -> frozenset:
             """Names of the GP sites involved."""
+
+        @property
+        def taken(self) -> tuple[Taken, ...]:
+            """Columns that were taken row by row, to be looked at by their values."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,6 +114,10 @@ class Latent(eqx.Module):
     @abc.abstractmethod
     def components(self) -> Components:
         """As a mixture of Gaussians; refused if only moments are known."""
+
+    def entry_components(self) -> Components:
+        """As a mixture of Gaussians of each entry, whatever others it depends on."""
+        return self.components()
 
     @abc.abstractmethod
     def sample(self, key, sample_shape=()) -> Array:
@@ -276,7 +289,12 @@ class Gaussian(Latent):
     def __getitem__(self, index):
         columns = columns_of(index, self.shape)
         between = row_cov = None
-        if self.between is not None and not isinstance(columns[0], int):
+        if self.between is not None and np.ndim(columns[0]) > 1:
+            raise IndexError(
+                "Columns of `A @ g(X)` depend on each other and cannot be arranged as "
+                f"{np.shape(columns[0])}."
+            )
+        if self.between is not None and np.ndim(columns[0]) == 1:
             between = self.between[:, columns[0]][:, :, columns[0]]
         if self.row_cov is not None:
             row_cov = self.row_cov[columns]
@@ -303,8 +321,12 @@ class Gaussian(Latent):
             return None
         group = jnp.asarray(group)
         each = self.row_cov[group, jnp.arange(group.shape[0])]  # (N, N)
-        # Different columns are independent.
-        return jnp.where(group[:, None] == group[None], each, 0.0)
+        # Different columns have in common what is held jointly, and nothing else.
+        shared = jnp.zeros_like(each)
+        for root in self.roots.values():
+            rows = taken_roots(root, group)  # (N, R)
+            shared = shared + rows @ rows.T
+        return jnp.where(group[:, None] == group[None], each, shared)
 
     def _plus(self, other):
         mean, var = jnp.broadcast_arrays(self.mean + other, self.var)

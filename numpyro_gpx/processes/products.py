@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
+import scipy.special
 from jaxtyping import Array
 
 from numpyro_gpx.cubature.gauss_hermite import gauss_hermite
@@ -19,6 +23,7 @@ from numpyro_gpx.processes.latent import (
 __all__ = [
     "Product",
     "Total",
+    "factor_nodes",
     "independent",
     "not_held_together",
     "refuse_moments_only",
@@ -26,6 +31,8 @@ __all__ = [
 
 # Exact for Gaussian likelihoods (polynomials), and enough for smooth links.
 _PRODUCT_NODES = 20
+# Quasi-random nodes of three factors or more, 1024 of them.
+_LOG2_NODES = 10
 # Components of a mixture, at most: more would take minutes and gigabytes.
 _MOST_COMPONENTS = 20**3
 
@@ -110,6 +117,10 @@ class Product(_Combined):
         return self.is_matrix or self.left.outputs_depend or self.right.outputs_depend
 
     @property
+    def taken(self):  # type: ignore[override]
+        return self.left.taken + self.right.taken
+
+    @property
     def groups(self):
         return self.left.groups | self.right.groups
 
@@ -137,7 +148,8 @@ class Product(_Combined):
         if self.is_matrix:
             raise ValueError(
                 "Outputs of `W(X) @ f(X)` depend on each other through `f`: only their "
-                "mean and covariance are known. Use a Gaussian likelihood."
+                "mean and covariance are known. Use a Gaussian likelihood, with the "
+                "identity as link."
             )
         log_v, means, variances = self.left.components()
         nodes, weights = gauss_hermite(_PRODUCT_NODES)
@@ -155,6 +167,17 @@ class Product(_Combined):
             (log_v + log_w[None]).reshape(-1),
             (a[:, None] * m[None]).reshape((-1,) + self.shape),
             (a[:, None] ** 2 * s[None]).reshape((-1,) + self.shape),
+        )
+
+    def entry_components(self):
+        if not (self.is_matrix and isinstance(self.right, Gaussian)):
+            return self.components()
+        nodes, log_weights = factor_nodes(self.right.shape[1])
+        f = self.right.mean + jnp.sqrt(self.right.var) * nodes[:, None]  # (S, N, Q)
+        return Components(
+            jnp.asarray(log_weights, f.dtype),
+            jnp.einsum("npq,snq->snp", self.left.mean, f),
+            jnp.einsum("npq,snq->snp", self.left.var, f**2),
         )
 
     def bare(self):
@@ -189,6 +212,10 @@ class Total(_Combined):
         return any(part.outputs_depend for part in self.parts)
 
     @property
+    def taken(self):  # type: ignore[override]
+        return tuple(taken for part in self.parts for taken in part.taken)
+
+    @property
     def groups(self):
         return frozenset().union(*(part.groups for part in self.parts))
 
@@ -207,6 +234,12 @@ class Total(_Combined):
             found = _pairs(found, part.components())
         return found
 
+    def entry_components(self):
+        found = self.parts[0].entry_components()
+        for part in self.parts[1:]:
+            found = _pairs(found, part.entry_components())
+        return found
+
     def bare(self):
         return Total(tuple(part.bare() for part in self.parts))
 
@@ -214,6 +247,22 @@ class Total(_Combined):
         keys = jr.split(key, len(self.parts))
         pairs = zip(self.parts, keys, strict=True)
         return sum(part.sample(k, sample_shape) for part, k in pairs)
+
+
+@functools.cache
+def factor_nodes(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes `(S, Q)` of Q standard normals, and their log weights.
+
+    All pairs of Gauss-Hermite's for up to two, quasi-random ones for more.
+    """
+    if number <= 2:
+        x, w = map(np.asarray, gauss_hermite(_PRODUCT_NODES))
+        grid = np.stack(np.meshgrid(*[x] * number, indexing="ij"), axis=-1)
+        weights = functools.reduce(np.multiply.outer, [w] * number)
+        return grid.reshape(-1, number), np.log(weights.ravel())
+    points = scipy.stats.qmc.Sobol(number, rng=0).random_base2(_LOG2_NODES)
+    log_weights = np.full(len(points), -np.log(len(points)))
+    return scipy.special.ndtri(points), log_weights
 
 
 def _pairs(first: Components, second: Components) -> Components:
@@ -241,9 +290,11 @@ def refuse_moments_only(latents, verb: str) -> None:
     for latent in latents:
         if isinstance(latent, Gaussian) and latent.moments_only:
             raise ValueError(
-                f"Latents at uncertain inputs cannot be {verb}: only the mean and "
-                "variance of each are known. Use a rule with points, such as "
-                "`gpx.cubature.Unscented()`, or put the sum into the kernel."
+                "Latents at uncertain inputs, and mixed products as `A @ (f * g)`, "
+                f"cannot be {verb}: only the mean and variance of each are known. At "
+                "uncertain inputs use a rule with points, such as "
+                "`gpx.cubature.Unscented()`, or put the sum into the kernel; of "
+                "products mix the sum, `A @ (f * g + h)`."
             )
 
 

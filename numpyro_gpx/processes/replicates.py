@@ -39,7 +39,7 @@ def shared_draw(name: str, latent: Gaussian, noise: Array, axis: str) -> Array:
     covs, scales = zip(
         *(
             replicate_covariances(gp.prior, jax.lax.all_gather(X, axis), gp.whitened)
-            for gp, X, _ in latent.origin
+            for gp, X in latent.origin
         ),
         strict=True,
     )

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from numpyro_gpx.program.call import Call, Trace, signature
 from numpyro_gpx.program.structure import Structure
 
-__all__ = ["check_batch_size", "check_batched", "draw_batch"]
+__all__ = ["check_batch_size", "check_batched", "draw_batch", "refuse_batches"]
 
 
 def draw_batch(key, structure: Structure) -> dict[str, Array]:
@@ -58,6 +58,21 @@ def check_batch_size(call: Call, batch_size) -> None:
         )
 
 
+def refuse_batches(call: Call, function: str, other: str) -> None:
+    """Raise if a fit that needs all rows is asked for minibatches.
+
+    Args:
+        call: The model with its arguments.
+        function: The fit.
+        other: One that takes them.
+    """
+    if call.batch_size is not None:
+        raise ValueError(
+            f"`{function}` needs all rows at each step; got "
+            f"`batch_size={call.batch_size}`. Leave it out, or use `{other}`."
+        )
+
+
 def check_batched(call: Call, trace: Trace, structure: Structure) -> None:
     """Raise if the plates of a call on minibatches, or its sites, take no part."""
     if not structure.plates and call.batch_size != _num_rows(call):
@@ -74,7 +89,7 @@ def check_batched(call: Call, trace: Trace, structure: Structure) -> None:
             if frame.name in structure.plates and rows != frame.size:
                 raise ValueError(
                     f"Site `{name}` has {rows} rows in a plate that subsamples "
-                    f"{frame.size}: write `f(X[i])`, `y[i]`."
+                    f"{frame.size}: write `f(X[i])`, and `obs=y, rows=i`."
                 )
 
 

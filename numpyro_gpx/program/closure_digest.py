@@ -9,11 +9,13 @@ may read what it does not name, it says nothing (`None`), and the caller traces.
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import hashlib
 import os
 import sys
 import types
+import weakref
 from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,9 @@ class _Walk:
         if isinstance(value, jax.core.Tracer):
             raise _Unknown
         if isinstance(value, np.ndarray | jax.Array):
-            if type(value) is np.ndarray and value.dtype.hasobject:
+            if isinstance(value, np.ndarray) and (
+                type(value) is not np.ndarray or value.dtype.hasobject
+            ):
                 raise _Unknown
             return self._note(array_digest(value))
         if id(value) in self.seen:
@@ -101,7 +105,8 @@ class _Walk:
             self._code(value)
         elif isinstance(value, types.MethodType):
             self.add((value.__self__, value.__func__))
-        elif type(value) is functools.partial:
+        elif isinstance(value, functools.partial):  # JAX has one of its own
+            self.add(type(value))
             self.add((value.func, value.args, value.keywords, vars(value)))
         elif isinstance(value, np.ufunc):
             self._note(value.__name__)
@@ -109,7 +114,10 @@ class _Walk:
             self._note(value.__name__)
             self.add(value.__self__)
         elif isinstance(value, types.ModuleType):
-            self._note(value.__name__)  # what is read of it: `_names`
+            # Of others the code that reads them must be known: `_names`.
+            if not _is_library(value.__name__):
+                raise _Unknown
+            self._note(value.__name__)
         elif isinstance(value, type):
             self._class(value)
         elif type(value) in _DICTS:
@@ -125,6 +133,8 @@ class _Walk:
             self.add((value.fget, value.fset, value.fdel))
         elif isinstance(value, staticmethod | classmethod):
             self.add(value.__func__)
+        elif isinstance(value, weakref.ref):  # NumPyro's inverse transforms
+            self.add(value())
         elif _is_jitted(value):
             self.add(value.__wrapped__)
         else:
@@ -132,11 +142,16 @@ class _Walk:
 
     def _instance(self, value) -> None:
         kind = type(value)
-        if issubclass(kind, _SEQUENCES + tuple(_DICTS)) and not _is_installed(kind):
-            raise _Unknown  # holds values in two places
         self.add(kind)
-        if issubclass(kind, tuple):  # a named tuple of a library
-            return self.add(tuple(value))
+        if issubclass(kind, dict):  # what it holds, whatever its methods say
+            self.add(dict(dict.items(value)))
+        elif issubclass(kind, _SEQUENCES):
+            base = next(base for base in _SEQUENCES if issubclass(kind, base))
+            self.add(list(base.__iter__(value)))
+            if not hasattr(value, "__dict__"):  # named tuples have no more
+                return
+        elif _hides_state(kind):
+            raise _Unknown
         slots = [s for base in kind.__mro__ for s in _slots_of(base)]
         if not hasattr(value, "__dict__") and not slots:
             raise _Unknown
@@ -167,7 +182,7 @@ class _Walk:
             self._names(fn.__code__, fn.__globals__)
         for cell in fn.__closure__ or ():
             try:
-                self.add(cell.cell_contents)
+                self._named(cell.cell_contents, _every_name(fn.__code__))
             except ValueError:  # not filled yet
                 self._note("empty")
         self.add(fn.__defaults__)
@@ -175,8 +190,11 @@ class _Walk:
         self.add(dict(vars(fn)))
 
     def _code(self, code: types.CodeType) -> None:
-        self._note(code.co_code.hex())
-        self.add(code.co_names)
+        if _imports_others(code):
+            raise _Unknown
+        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        self._note(code.co_code.hex(), f"{counts} {code.co_flags}")
+        self.add((code.co_names, code.co_varnames))
         self.add(code.co_consts)  # nested functions among them
 
     def _names(self, code: types.CodeType, scope: dict) -> None:
@@ -187,28 +205,50 @@ class _Walk:
         for name in code.co_names:
             if name in scope:
                 self._note(name)
-                self.add(scope[name])
-                self._attributes(scope[name], code.co_names, set())
+                self._named(scope[name], code.co_names)
             elif name in _READERS and hasattr(builtins, name):
                 raise _Unknown
 
-    def _attributes(self, module, names: tuple[str, ...], seen: set[int]) -> None:
-        """What `settings.scale`, or `project.settings.scale`, may read."""
-        if not isinstance(module, types.ModuleType) or _is_library(module.__name__):
+    def _named(self, value, names: tuple[str, ...], seen: tuple = ()) -> None:
+        """Something that code calls by a name, and what else of its names it may read.
+
+        As in `settings.scale`, or `project.settings.scale`.
+        """
+        if not isinstance(value, types.ModuleType) or _is_library(value.__name__):
+            return self.add(value)
+        self._note(value.__name__)
+        if value in seen:
             return
-        if id(module) in seen:
-            return
-        seen.add(id(module))
         for name in names:
-            value = getattr(module, name, None)
-            self._note(name)
-            self.add(value)
-            self._attributes(value, names, seen)
+            if hasattr(value, name):
+                self._note(name)
+                self._named(getattr(value, name), names, (*seen, value))
+
+
+def _every_name(code: types.CodeType) -> tuple[str, ...]:
+    """Names that the code, or functions inside it, may look up."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return code.co_names + tuple(name for c in inner for name in _every_name(c))
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_others(code: types.CodeType) -> bool:
+    """Whether it imports anything but libraries, whose values nobody changes."""
+    found = [i for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"]
+    return not all(_is_library(i.argval) for i in found)
 
 
 def _is_jitted(value) -> bool:
     """Whether it is what `jax.jit` makes: the function inside is all that it reads."""
     return type(value).__name__ == "PjitFunction"
+
+
+def _hides_state(kind: type) -> bool:
+    """Whether it is written in C and may hold more than `__dict__` and slots show."""
+    slots = sum(len(_slots_of(base)) for base in kind.__mro__)
+    pointer = np.dtype(np.intp).itemsize
+    shown = slots + 2  # where `__dict__` and `__weakref__` are
+    return kind.__basicsize__ > object.__basicsize__ + shown * pointer
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ Programs with callbacks are not kept: their text does not name the function.)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import threading
@@ -22,11 +23,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpyro.primitives import _PYRO_STACK
 
 from numpyro_gpx.numerics.jitter import explicit_jitter
 from numpyro_gpx.program.closure_digest import contents
 
-__all__ = ["clear", "compiled", "lowered", "num_compiled", "once", "run"]
+__all__ = [
+    "clear",
+    "compiled",
+    "lowered",
+    "num_compiled",
+    "once",
+    "run",
+    "without_arrays",
+]
 
 # Programs kept. Each takes some memory maps, of which Linux allows 65530 a process.
 _MOST = 64
@@ -74,21 +84,21 @@ def num_compiled() -> int:
     return _COUNT[0]
 
 
-def run(fn: Callable, *args, watch: tuple = ()):
+def run(fn: Callable, *args):
     """`fn(*args)`, compiled.
 
     Inside another transformation (`jit`, `grad`, `vmap`) it is evaluated as it stands.
 
     Args:
         fn: A function of arrays and settings, best at module level: then a second
-            call need not trace it.
+            call need not trace it, as long as all that the arguments hold (models,
+            guides, likelihoods) reads the same values.
         args: Its arguments; arrays are traced, everything else is static.
-        watch: Models and guides that `fn` calls: as long as what these read is the
-            same, so is the program.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
-        return fn(*args)
-    key = _call_key(fn, args, watch)
+        with _no_handlers():
+            return fn(*args)
+    key = _call_key(fn, args)
     program = None if key is None else _CALLS.get(key)
     if program is None:
         program = compiled(fn, *args)
@@ -124,7 +134,8 @@ class _Program:
         self.tree = tree
 
         def traced(*flat):
-            return fn(*_join(tree, flat, static))
+            with _no_handlers():
+                return fn(*_join(tree, flat, static))
 
         jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*flat)
         self.out_tree = jax.tree.structure(shapes)
@@ -156,9 +167,22 @@ class _Program:
         return jax.tree.unflatten(self.out_tree, self.executable(self.constants, *flat))
 
 
+@contextlib.contextmanager
+def _no_handlers():
+    """Out of reach of NumPyro's handlers around the caller, which a key cannot see."""
+    outside = _PYRO_STACK[:]
+    _PYRO_STACK.clear()
+    try:
+        yield
+    finally:
+        _PYRO_STACK[:] = outside
+
+
 def _executable(low, options):
     text = low.as_text()
-    key = hashlib.sha256(f"{sorted(options.items())}{text}".encode()).hexdigest()
+    # The text does not say which of its arguments are constants.
+    known = f"{sorted(options.items())}{low.in_tree}{text}"
+    key = hashlib.sha256(known.encode()).hexdigest()
     found = None if "callback" in text else _EXECUTABLES.get(key)
     if found is None:
         _COUNT[0] += 1
@@ -185,6 +209,11 @@ def _arrays(arg) -> list:
     return [x for x in jax.tree.leaves(arg) if _is_traced(x)]
 
 
+def without_arrays(tree):
+    """The same with `None` in the place of arrays: what a program is compiled for."""
+    return jax.tree.map(lambda x: None if _is_traced(x) else x, tree)
+
+
 def _split(args):
     """Arrays, the tree, and the leaves that are none (`None` where an array is)."""
     leaves, tree = jax.tree.flatten(args)
@@ -198,10 +227,12 @@ def _join(tree, flat, static):
     return jax.tree.unflatten(tree, leaves)
 
 
-def _call_key(fn, args, watch):
+def _call_key(fn, args):
     """What the first level knows a call by; `None` if it cannot."""
-    read = contents(*watch)
-    if read is None or "<locals>" in getattr(fn, "__qualname__", "<locals>"):
+    if "<locals>" in getattr(fn, "__qualname__", "<locals>"):
+        return None
+    read = contents(without_arrays(args))
+    if read is None:
         return None
     flat, tree, static = _split(args)
     shapes = tuple((np.shape(x), _dtype(x)) for x in flat)

@@ -14,6 +14,7 @@ __all__ = [
     "check_inducing",
     "check_observed",
     "check_slopes",
+    "check_subsampled",
 ]
 
 
@@ -27,20 +28,45 @@ def check_indexed(call: Call, indexed: list[Indexed], sizes: dict[str, int]) -> 
         size = sizes[plate]
         if length == size:
             continue
+        cut = ""
+        if axis == 0 and length > size:
+            name = "array" if argument is None else labels[argument]
+            cut = f" If only some are meant, cut it first: `{name}[:{size}]`."
         if argument is None:
             raise ValueError(
                 f"An array with {length} rows is indexed by plate `{plate}`, which "
-                f"has {size}."
+                f"has {size}.{cut}"
             )
         if argument == 0 and axis == 0 and call.takes_inputs and call.args:
             raise ValueError(
-                f"Plate `{plate}` has size {size}, but `{labels[0]}` has {length} rows."
+                f"Plate `{plate}` has size {size}, but `{labels[0]}` has {length} "
+                f"rows.{cut}"
             )
         what = "rows" if axis == 0 else f"entries along axis {axis}"
         raise ValueError(
             f"`{labels[argument]}` has {length} {what} and is indexed by plate "
-            f"`{plate}`, which has {size}."
+            f"`{plate}`, which has {size}.{cut}"
         )
+
+
+def check_subsampled(trace: Trace, indexed: list[Indexed]) -> None:
+    """Raise if a plate around data subsamples, and nothing is indexed by its rows.
+
+    The same rows would count for all others at each step.
+    """
+    used = {one.plate for one in indexed}
+    for name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        for frame in site["cond_indep_stack"]:
+            size = trace[frame.name]["args"][0]
+            if frame.size < size and frame.name not in used:
+                raise ValueError(
+                    f"Plate `{frame.name}` around site `{name}` subsamples "
+                    f"{frame.size} of {size} rows, and nothing is indexed by them: "
+                    "write `with numpyro.plate(...) as i:`, `f(X[i])` and `obs=y, "
+                    "rows=i`."
+                )
 
 
 def check_observed(call: Call, values: dict[str, tuple]) -> None:

@@ -11,6 +11,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 __all__ = [
     "Indexed",
+    "constants_read",
     "dependencies",
     "indexed_by_plates",
     "looked_up",
@@ -81,6 +82,8 @@ class _Gathers:
                 plates[eqn.outvars[0]] = (label.removeprefix(_MARK),)
             elif name == "gather":
                 self._gather(eqn, *known)
+            elif name == "dynamic_slice":  # one row, as in a loop over them
+                self._slice(eqn, *known)
             elif name in _SAME:
                 for table in known:
                     if _get(table, eqn.invars[0]) is not None:
@@ -98,6 +101,8 @@ class _Gathers:
                     )
             for inner, outer in _inside(eqn):
                 self._enter(eqn, inner, outer, known)
+                if name == "scan":
+                    self._enter_slices(eqn, inner, known)
 
     def _enter(self, eqn, inner: Jaxpr, outer, known) -> None:
         inside: tuple[dict, dict] = ({}, {})
@@ -113,6 +118,18 @@ class _Gathers:
                 if _get(table, their_out) is not None:
                     mine.setdefault(mine_out, table[their_out])
 
+    def _enter_slices(self, eqn, inner: Jaxpr, known) -> None:
+        """Follow indices into a loop over them, which has one at a time."""
+        arguments, plates = known
+        given = eqn.params["num_consts"]
+        first = given + eqn.params["num_carry"]
+        consts = zip(inner.invars[:given], eqn.invars[:given], strict=True)
+        slices = zip(inner.invars[first:], eqn.invars[first:], strict=True)
+        inside = {i: arguments[o] for i, o in consts if _get(arguments, o) is not None}
+        moving = {i: plates[o] for i, o in slices if _get(plates, o) is not None}
+        if moving:
+            self._scan(inner, inside, moving)
+
     def _gather(self, eqn, arguments, plates) -> None:
         operand, indices = eqn.invars[:2]
         argument = _get(arguments, operand)
@@ -126,6 +143,14 @@ class _Gathers:
             self.found.append(Indexed(plate, argument, shape[axis], axis))
         if argument is not None and 0 not in [axis for _, axis in pairs] and 0 in axes:
             self.tables.add(argument)
+
+    def _slice(self, eqn, arguments, plates) -> None:
+        operand, *starts = eqn.invars
+        shape = operand.aval.shape  # type: ignore[attr-defined]
+        for axis, start in enumerate(starts):
+            for plate in _get(plates, start) or ():
+                found = Indexed(plate, _get(arguments, operand), shape[axis], axis)
+                self.found.append(found)
 
 
 def _no_plates(var) -> tuple[None, ...]:
@@ -171,3 +196,11 @@ def only(closed: ClosedJaxpr, outputs: Iterable[int]) -> ClosedJaxpr:
     used = [i in wanted for i in range(len(closed.jaxpr.outvars))]
     jaxpr, _ = dce_jaxpr(closed.jaxpr, used, instantiate=True)
     return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def constants_read(closed: ClosedJaxpr) -> list[bool]:
+    """For each constant of the program whether its results depend on it."""
+    jaxpr = only(closed, range(len(closed.jaxpr.outvars))).jaxpr
+    used = [var for eqn in jaxpr.eqns for var in eqn.invars] + jaxpr.outvars
+    names = {id(var) for var in used}
+    return [id(var) in names for var in closed.jaxpr.constvars]

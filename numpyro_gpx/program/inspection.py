@@ -21,6 +21,7 @@ from numpyro_gpx.program.closure_digest import array_digest
 from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.dataflow import (
     Indexed,
+    constants_read,
     dependencies,
     indexed_by_plates,
     looked_up,
@@ -68,7 +69,9 @@ class Look:
             moving = _MovingParams(key=key)
             with handlers.block(), moving, _MarkedPlates(), recorded_calls() as seen:
                 self.trace.update(here.trace({}, key))
-            return _outputs(self.trace, seen.calls)
+            # What the user's own `jit` computes has no value out here.
+            calls = {c: r for c, r in seen.calls.items() if not _is_inner(r, key)}
+            return _outputs(self.trace, calls, list(seen.calls))
 
         flat = jax.tree.leaves(arrays)
         self.jaxpr, shapes = jax.make_jaxpr(everything, return_shape=True)(
@@ -87,7 +90,12 @@ class Look:
         constants = list(map(jnp.asarray, self.jaxpr.consts))
         # Inside `jit`, as where plain SVI is compiled, they have no values.
         known = all(not_jax_tracer(c) for c in constants)
-        self._digests = [array_digest(c) for c in constants] if known else []
+        # Those that only say where parameters start are not read by a fit.
+        reads = constants_read(self.jaxpr)
+        self._digests = [
+            array_digest(c) if read else ""
+            for c, read in zip(constants if known else [], reads, strict=False)
+        ]
         self._values: dict[str, tuple] | None = None
         self._text: str | None = None
 
@@ -98,11 +106,14 @@ class Look:
             self._values = self._concrete("observed")
         return self._values
 
+    @property
+    def takes_columns(self) -> bool:
+        """Whether rows take columns of latents, `f(X).take(group)`."""
+        return any(checker.taken for checker in self._shapes["taken"].values())
+
     def check_taken(self) -> None:
         """Raise if rows take columns of latents that are not there."""
-        if any(not not_jax_tracer(x) for x in self._flat):
-            return
-        if not any(checker.taken for checker in self._shapes["taken"].values()):
+        if any(not not_jax_tracer(x) for x in self._flat) or not self.takes_columns:
             return
         for name, checker in self._concrete("taken").items():
             checker.check(name)
@@ -236,7 +247,15 @@ def _are_among(rows, others) -> bool:
     return all(row.tobytes() in known for row in rows)
 
 
-def _outputs(trace: Trace, calls: dict) -> dict[str, dict[Any, Any]]:
+def _is_inner(tree, outer) -> bool:
+    """Whether something in it belongs to another trace than `outer` does."""
+    return any(
+        isinstance(x, jax.core.Tracer) and x._trace is not outer._trace
+        for x in jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+    )
+
+
+def _outputs(trace: Trace, calls: dict, every: list) -> dict[str, dict[Any, Any]]:
     """What a look wants to know the origin of."""
     samples = {n: s for n, s in trace.items() if s["type"] == "sample"}
     return {
@@ -260,7 +279,7 @@ def _outputs(trace: Trace, calls: dict) -> dict[str, dict[Any, Any]]:
             if record.gp.prior.inducing.target == "exact"
             and not isinstance(record.X, InputBelief)
         },
-        "every_call": {call: () for call in calls},
+        "every_call": {call: () for call in every},
     }
 
 
@@ -290,7 +309,7 @@ def _evaluate(program, flat) -> list:
 
 
 class _MovingParams(Messenger):
-    """Makes parameters depend on the key: they move, whatever they start at."""
+    """Makes parameters out of the key: they move, wherever they start."""
 
     def __init__(self, fn=None, *, key):
         self.key = key
@@ -299,9 +318,13 @@ class _MovingParams(Messenger):
     def postprocess_message(self, msg):
         value = msg.get("value")
         if msg["type"] == "param" and value is not None:
-            nothing = 0.0 * jr.uniform(self.key)
+            anything = jr.uniform(self.key)
             msg["value"] = jax.tree.map(
-                lambda x: x + nothing.astype(x.dtype) if eqx.is_inexact_array(x) else x,
+                lambda x: (
+                    jnp.broadcast_to(anything, x.shape).astype(x.dtype)
+                    if eqx.is_inexact_array(x)
+                    else x
+                ),
                 value,
             )
 

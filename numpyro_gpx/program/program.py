@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 
+import jax
 import numpy as np
+from numpyro.util import not_jax_tracer
 
 from numpyro_gpx import checks
 from numpyro_gpx.program.batches import check_batch_size, check_batched
 from numpyro_gpx.program.call import Call, Trace, signature
-from numpyro_gpx.program.closure_digest import contents
+from numpyro_gpx.program.closure_digest import array_digest, contents
+from numpyro_gpx.program.compile_cache import without_arrays
 from numpyro_gpx.program.data_checks import (
     check_indexed,
     check_inducing,
     check_observed,
+    check_subsampled,
 )
 from numpyro_gpx.program.inspection import Look, Unit, plate_sizes
 from numpyro_gpx.program.structure import Structure, structure_of
@@ -40,7 +44,8 @@ class Program:
         self._look = Look(call)
         self.structure: Structure = structure_of(self._look.trace)
         self.batched_structure = self.structure
-        self._read = contents(call.model)
+        self._read = contents(without_arrays(call))
+        self._checked: set[str] = set()
 
     @classmethod
     def of(cls, call: Call, batch_size: int | None = None) -> Program:
@@ -56,6 +61,7 @@ class Program:
         program = cls(call.batched(None))
         look = program._look
         check_indexed(program.call, look.indexed, plate_sizes(look.trace))
+        check_subsampled(look.trace, look.indexed)
         check_observed(program.call, look.values)
         look.check_taken()
         check_inducing(program.call, look.trace, look.read_by_inducing)
@@ -139,7 +145,7 @@ class Program:
 
     def check_unchanged(self) -> None:
         """Raise if the model reads other values than when it was looked at."""
-        now = contents(self.call.model)
+        now = contents(without_arrays(self._look.call))
         if now is not None and now == self._read:
             return
         look = Look(self._look.call)
@@ -190,11 +196,19 @@ class Program:
     def check_new(self, call: Call) -> None:
         """Raise if arguments of a new call have other numbers of rows than its plates.
 
-        The model itself complains of other shapes.
+        The model itself complains of other shapes. Once for arguments of the same
+        shapes, or of the same numbers where these say which columns are taken.
         """
+        known = str(jax.tree.map(np.shape, (call.args, call.kwargs)))
+        arrays = call.arrays()
+        if self._look.takes_columns and all(map(not_jax_tracer, arrays)):
+            known += "".join(map(array_digest, arrays))
+        if known in self._checked:
+            return
         look = Look(call)
         check_indexed(call, look.indexed, plate_sizes(look.trace))
         look.check_taken()
+        self._checked.add(known)
 
 
 def _check_takes_rows(call: Call) -> None:

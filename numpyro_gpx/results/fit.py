@@ -75,7 +75,6 @@ class Fit:
         self.sample_stats = sample_stats or {}
         self.loss = ELBO() if loss is None else loss
         self._components: dict[tuple[int | None, bool], Any] = {}
-        self._checked_shapes: set[str] = set()
 
     def __repr__(self) -> str:
         sites = ", ".join(self.structure.latents)
@@ -351,11 +350,8 @@ class Fit:
     def new_call(self, *args, **kwargs) -> Call:
         """The model at new arguments, checked."""
         call = self.program.at(*args, **kwargs)
-        signature = str(jax.tree.map(np.shape, (call.args, call.kwargs)))
-        if signature not in self._checked_shapes:
-            # Let the model complain of shapes before rows are padded, once for each.
-            self.program.check_new(call)
-            self._checked_shapes.add(signature)
+        # Let the model complain of shapes before rows are padded.
+        self.program.check_new(call)
         return call
 
     def observed_site(self, site: str | None = None) -> str:

@@ -133,8 +133,7 @@ class GuidePosterior(Posterior):
         self.key = key
 
     def _run(self, fn, *args):
-        watch = (self.guide, self.call.model)
-        return run(fn, self.guide, self.params, self.call, *args, watch=watch)
+        return run(fn, self.guide, self.params, self.call, *args)
 
     def chains(self, num_draws=None):
         num_draws = 1000 if num_draws is None else num_draws

@@ -80,7 +80,7 @@ def sites_at(problem: Problem, components, call: Call, key, *, of: str | None):
         of: `None` for the targets, `"latent"` for the site's latent function, or the
             name of a GP that enters it.
     """
-    return _run(_sites_at, problem, components, call, key, of)
+    return run(_sites_at, problem, components, call, key, of)
 
 
 def sites_in_pieces(
@@ -116,28 +116,28 @@ def sites_in_chunks(problem: Problem, components, calls: list[Call], key, *, of)
     split = [eqx.partition(call, eqx.is_array) for call in calls]
     arrays = jax.tree.map(lambda *x: jnp.stack(x), *(arrays for arrays, _ in split))
     stacked = eqx.combine(arrays, split[0][1])
-    found = _run(_sites_in_chunks, problem, components, stacked, key, of)
+    found = run(_sites_in_chunks, problem, components, stacked, key, of)
     return [jax.tree.map(lambda x, i=i: x[:, i], found) for i in range(len(calls))]
 
 
 def replicated_draws(problem: Problem, draws, key):
     """New targets at the training rows, one set for each draw, `(S, N, ...)`."""
-    return _run(_replicated_draws, problem, draws, key)
+    return run(_replicated_draws, problem, draws, key)
 
 
 def latent_draws(problem: Problem, components, call: Call, key):
     """Coherent draws of the latent function, one for each component, `(S, N, ...)`."""
-    return _run(_latent_draws, problem, components, call, key)
+    return run(_latent_draws, problem, components, call, key)
 
 
 def parts_at(problem: Problem, components, call: Call, key):
     """Marginals of each summand of the latent function, by label."""
-    return _run(_parts_at, problem, components, call, key)
+    return run(_parts_at, problem, components, call, key)
 
 
 def pointwise(problem: Problem, draws, key) -> Pointwise:
     """Densities of each training row under each draw."""
-    return _run(_pointwise, problem, draws, key)
+    return run(_pointwise, problem, draws, key)
 
 
 def row_densities(problem: Problem, components, key):
@@ -145,17 +145,12 @@ def row_densities(problem: Problem, components, key):
 
     Components may be beliefs, unlike the draws of `pointwise`.
     """
-    return _run(_row_densities_at, problem, components, key)
+    return run(_row_densities_at, problem, components, key)
 
 
 def bound_estimates(call: Call, guide, params, keys, loss):
     """One estimate of the bound for each key, on a fresh minibatch if there are any."""
-    watch = (call.model, guide)
-    return run(_bound_estimates, call, guide, params, keys, loss, watch=watch)
-
-
-def _run(fn, problem: Problem, *args):
-    return run(fn, problem, *args, watch=(problem.train.model,))
+    return run(_bound_estimates, call, guide, params, keys, loss)
 
 
 def _sites_at(problem, components, call, key, of):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -12,6 +11,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_gpx import checks
+from numpyro_gpx.program.compile_cache import run
 
 __all__ = ["Prediction"]
 
@@ -43,7 +43,7 @@ class Prediction:
 
     @functools.cached_property
     def _moments(self):
-        pairs = [_mixture_moments(chunk) for chunk in self._chunks]
+        pairs = [run(_mixture_moments, chunk) for chunk in self._chunks]
         return tuple(self._join(list(part)) for part in zip(*pairs, strict=True))
 
     @property
@@ -59,7 +59,7 @@ class Prediction:
     @functools.cached_property
     def cov(self) -> np.ndarray:
         """Covariance between the outputs of each row, `(N, P, P)`."""
-        pieces = [_mixture_cov(chunk) for chunk in self._chunks]
+        pieces = [run(_mixture_cov, chunk) for chunk in self._chunks]
         scale = np.broadcast_to(self._scale, self.mean.shape[1:])
         return scale[:, None] * self._join(pieces) * scale[None, :]
 
@@ -78,7 +78,7 @@ class Prediction:
         checks.key(key)
         keys = jr.split(key, len(self._chunks))
         drawn = [
-            jnp.moveaxis(_mixture_sample(chunk, k, num_draws), 0, 1)
+            jnp.moveaxis(run(_mixture_sample, chunk, k, num_draws), 0, 1)
             for chunk, k in zip(self._chunks, keys, strict=True)
         ]
         return self._shift + self._scale * np.moveaxis(self._join(drawn), 1, 0)
@@ -90,7 +90,9 @@ class Prediction:
         Labels are those of `Categorical`, `RobustMax` and `Ordinal`; for binary targets
         `mean` is the probability of 1.
         """
-        return self._join([_mixture_probabilities(chunk) for chunk in self._chunks])
+        return self._join(
+            [run(_mixture_probabilities, chunk) for chunk in self._chunks]
+        )
 
     def quantile(self, q) -> np.ndarray:
         """Quantiles, `(N, ...)` or `(Q, N, ...)`.
@@ -109,7 +111,7 @@ class Prediction:
         one = _first(self._chunks[0])
         if one.is_normal_mixture:
             at = jnp.asarray(level)
-            pieces = [_mixture_quantile(chunk, at) for chunk in self._chunks]
+            pieces = [run(_mixture_quantile, chunk, at) for chunk in self._chunks]
             return self._shift + self._scale * self._join(pieces)
         if one.support.is_discrete:  # whole numbers stay whole
             return np.quantile(self.draws, level, axis=0, method="inverted_cdf")
@@ -129,7 +131,7 @@ class Prediction:
         for chunk, size in zip(self._chunks, self._sizes, strict=True):
             rows = _padded(standard[start : start + size], _num_rows(chunk))
             _first(chunk).check(rows)
-            pieces.append(_mixture_log_prob(chunk, jnp.asarray(rows)))
+            pieces.append(run(_mixture_log_prob, chunk, jnp.asarray(rows)))
             start += size
         outputs = 1 if y.ndim == 1 else y.shape[1]
         # A Python float, which leaves float32 as it is.
@@ -165,7 +167,7 @@ class Prediction:
 
 
 def _num_rows(chunk):
-    return _mixture_moments(chunk)[0].shape[0]
+    return jax.eval_shape(_mixture_moments, chunk)[0].shape[0]
 
 
 def _padded(rows, size):
@@ -176,25 +178,21 @@ def _padded(rows, size):
 _BATCH = 16
 
 
-@eqx.filter_jit
 def _mixture_moments(chunk):
     means, variances = _each(lambda fn: (fn.mean, fn.variance), chunk)
     mean = jnp.mean(means, axis=0)
     return mean, jnp.mean(variances + (means - mean) ** 2, axis=0)
 
 
-@eqx.filter_jit
 def _mixture_log_prob(chunk, y):
     each = _each(lambda one: one.log_prob(y), chunk)  # (S, N)
     return logsumexp(each, axis=0) - jnp.log(each.shape[0])
 
 
-@eqx.filter_jit
 def _mixture_probabilities(chunk):
     return jnp.mean(_each(lambda one: one.probabilities(), chunk), axis=0)
 
 
-@eqx.filter_jit
 def _mixture_cov(chunk):
     means, covs = _each(lambda one: (one.mean, one.cov), chunk)
     apart = means - jnp.mean(means, axis=0)
@@ -202,12 +200,10 @@ def _mixture_cov(chunk):
     return jnp.mean(covs, axis=0) + between
 
 
-@eqx.filter_jit
 def _mixture_cdf(chunk, y):
     return jnp.mean(_each(lambda one: one.cdf(y), chunk), axis=0)
 
 
-@eqx.filter_jit
 def _mixture_quantile(chunk, level):
     """Where the distribution function reaches `level`.
 
@@ -243,7 +239,6 @@ def _each(fn, chunk):
     return jax.lax.map(fn, chunk, batch_size=_BATCH)
 
 
-@eqx.filter_jit
 def _mixture_sample(chunk, key, num_draws: int):
     number = jax.tree.leaves(chunk)[0].shape[0]
     if num_draws < number:  # from all over the components, not the first chain's

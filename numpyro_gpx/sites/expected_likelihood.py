@@ -17,8 +17,8 @@ from numpyro_gpx.processes.expectations import (
     expected_log_prob,
     predictive_log_prob,
     predictive_moments,
-    row_log_prob,
 )
+from numpyro_gpx.processes.joint_density import row_log_prob
 from numpyro_gpx.processes.latent import Latent, as_latent
 
 __all__ = ["ExpectedLikelihood", "observe"]
@@ -65,13 +65,15 @@ def observe(
     if rows is not None:
         obs = checks.rows_of(name, obs, rows, _innermost_plate())
     f = as_latent(latent)
+    checks.fills_plate(name, f.shape[0], _PYRO_STACK)
     checks.finite(f"the latent function of site `{name}`", f.mean, hint="")
     checks.latents(name, f.shape, likelihood)
     check_latent(name, likelihood, f)
     if offset is not None:
         # One number for the mean and the noise of a row would make no sense.
         spread = likelihood.latent_ndim == 0
-        f = f + checks.rowwise("offset", name, offset, f.shape, spread=spread)
+        offset = checks.rowwise("offset", name, offset, f.shape, spread=spread)
+        f = f + offset
     if weights is not None:
         weights = checks.rowwise("weights", name, weights, f.shape[:1])
         checks.not_negative("weights", name, weights)
@@ -80,7 +82,8 @@ def observe(
     if missing and obs is not None:
         present = ~jnp.isnan(jnp.asarray(obs))
         mask = present if mask is None else mask & present
-    fn = ExpectedLikelihood(f, likelihood, weights=weights, keep=mask)
+    known = {"weights": weights, "keep": mask, "offset": offset}
+    fn = ExpectedLikelihood(f, likelihood, **known)
     if obs is not None:
         obs = checks.targets(name, obs, fn, likelihood)
     return numpyro.sample(name, fn, obs=obs)
@@ -102,17 +105,20 @@ class ExpectedLikelihood(dist.Distribution):
         likelihood: The likelihood.
         weights: Multiplies each row's terms, `(N,)`.
         keep: Entries that count, of the shape of the targets; `mask` is NumPyro's own.
+        offset: What was added to the latent function already, to be looked at.
     """
 
-    pytree_data_fields = ("latent", "likelihood", "weights", "keep")
+    pytree_data_fields = ("latent", "likelihood", "weights", "keep", "offset")
 
     def __init__(
-        self, latent, likelihood, *, weights=None, keep=None, validate_args=None
-    ):
+        self, latent, likelihood, *, weights=None, keep=None, offset=None,
+        validate_args=None,
+    ):  # fmt: skip
         self.latent = latent
         self.likelihood = likelihood
         self.weights = weights
         self.keep = keep
+        self.offset = offset
         target_shape = likelihood.target_shape(latent.shape)
         batch, event = target_shape[:1], target_shape[1:]
         # Targets are checked at the door (`checks.targets`), with better words.

@@ -135,7 +135,7 @@ class Observation(eqx.Module):
                 "sums and sum kernels can be taken apart."
             )
         parts: dict[str, Latent] = {}
-        for gp, X, _ in latent.origin:
+        for gp, X in latent.origin:
             number = len(gp.prior.kernels[0].parts)
             for j in range(number):
                 label = gp.name if number == 1 else f"{gp.name}[{j}]"
@@ -196,7 +196,7 @@ class FromExpectedLikelihood(Observation):
             )
         factors = (self.scale, self.fn.weights, self.fn.keep, self.mask)
         known = tuple(x for x in factors if x is not None)
-        ((gp, X, _),) = latent.origin
+        ((gp, X),) = latent.origin
         return GaussianRows(gp, X, latent.shift, known, likelihood.scale)
 
     def _terms(self, y):
@@ -215,12 +215,12 @@ class FromExpectedLikelihood(Observation):
         return FromLikelihood(self.fn.latent.bare(), self.fn.likelihood)
 
     def taken(self):
-        latent = self.fn.latent
-        return TakenChecker(latent.taken if isinstance(latent, Gaussian) else ())
+        return TakenChecker(self.fn.latent.taken)
 
     def checker(self):
         fn = self.fn
-        return LikelihoodChecker(fn.likelihood, fn.keep, fn.weights, self.mask)
+        keep, weights, offset = fn.keep, fn.weights, fn.offset
+        return LikelihoodChecker(fn.likelihood, keep, weights, self.mask, offset)
 
 
 class FromExactRegression(Observation):

@@ -16,13 +16,13 @@ from numpyro_gpx.likelihoods import Likelihood
 from numpyro_gpx.numerics.factor import positive
 from numpyro_gpx.numerics.jitter import current_jitter
 from numpyro_gpx.processes.expectations import (
-    joint_log_prob,
+    is_conjugate,
     predictive_cdf,
     predictive_log_prob,
     predictive_moments,
     predictive_probabilities,
-    row_log_prob,
 )
+from numpyro_gpx.processes.joint_density import joint_log_prob, row_log_prob
 from numpyro_gpx.processes.latent import Gaussian, Latent
 
 __all__ = ["FromDistribution", "FromLatent", "FromLikelihood", "Predictive"]
@@ -90,7 +90,21 @@ class FromLikelihood(Predictive):
 
     @property
     def cov(self):
-        own = jax.vmap(jnp.diag)(self.variance - self.latent.var)
+        variance = self.variance
+        if variance.ndim != 2:
+            raise ValueError(
+                "`cov` is that of a row's outputs, and each row has one target here; "
+                "use `var`."
+            )
+        if not self.latent.outputs_depend:
+            return jax.vmap(jnp.diag)(variance)
+        if not is_conjugate(self.likelihood):
+            raise ValueError(
+                "The covariance of outputs that depend on each other is known for a "
+                "Gaussian likelihood with the identity as link; got "
+                f"{type(self.likelihood).__name__}. Use that of `draws`."
+            )
+        own = jax.vmap(jnp.diag)(variance - self.latent.var)
         return self.latent.output_cov() + own
 
     @property
@@ -155,6 +169,11 @@ class FromLatent(Predictive):
 
     def log_prob(self, y):
         if self.latent.outputs_depend:
+            if not isinstance(self.latent, Gaussian) or self.latent.moments_only:
+                raise ValueError(
+                    "Products of latents whose outputs depend on each other have no "
+                    "density in closed form; use `mean`, `cov` and `draws`."
+                )
             # A mixing of fewer functions than outputs has no density of its own.
             cov = self.latent.output_cov()
             jitter = current_jitter(cov.dtype) * jnp.mean(self.latent.var)

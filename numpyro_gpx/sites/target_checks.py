@@ -52,9 +52,18 @@ class LikelihoodChecker(Checker):
     keep: Any
     weights: Any
     mask: Any
+    offset: Any
 
     def check(self, y, name):
         keep = _both(self.keep, self.mask, y)
+        if self.offset is not None:
+            offset = np.asarray(self.offset)
+            if np.shape(keep) == offset.shape:
+                offset = np.where(keep, offset, 0.0)
+            checks.finite(
+                f"offset of site {name}", offset,
+                hint="An exposure of 0 has no logarithm.",
+            )  # fmt: skip
         self.likelihood.check(y, name=name, mask=keep)
         if keep is not None and not np.any(keep):
             raise ValueError(

@@ -197,7 +197,7 @@ def test_the_door_sees_numbers_arrays_and_inner_functions():
         return scaled(inner(x))
 
     def value():
-        return np.asarray(run(outer, x, watch=(outer,)))
+        return np.asarray(run(outer, x))
 
     assert_allclose(value(), 2.0 * (np.arange(3.0) + table))
     table[:] = 7.0

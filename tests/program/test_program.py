@@ -88,7 +88,7 @@ def test_rows_that_were_not_taken_are_named():
         with numpyro.plate("data", X.shape[0], subsample_size=batch_size):
             gpx.observe("y", f(X), NORMAL, obs=y)
 
-    words = "Site `y` has 20 rows in a plate that subsamples 1: write `f"
+    words = "Site `y` has 20 rows in a plate that subsamples 1 of 20: write `f"
     with pytest.raises(ValueError, match=words):
         look(model, X, Y, batch_size=1)
 

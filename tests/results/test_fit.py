@@ -81,6 +81,7 @@ def test_chunks_agree_with_one_piece_and_compile_once(fit):
     whole = fit.predict(rows, chunk_rows=None).mean
     assert_allclose(fit.predict(rows, chunk_rows=16).mean, whole, rtol=1e-10)
     assert_allclose(fit.predict(rows).mean, whole, rtol=1e-10)
+    fit.predict(rows).log_prob(np.zeros(50))
     before = num_compiled()
     # 33 to 64 rows share one compiled size.
     assert len(fit.predict(rows[:40]).mean) == 40

@@ -102,7 +102,7 @@ def _rows_of(latent: Latent, noise) -> _Rows | None:
 def _row_density(row: _Rows, y, keep: Bool[Array, " P"], nodes, log_weights, width):
     """Log density of one row, `f = m + sqrt(s) e` with standard normal `e`."""
     scale = jnp.sqrt(row.f_var)  # (Q,)
-    B = row.W_mean * scale  # (P, Q)
+    B = row.W_mean * scale[None]  # (P, Q)
     residual = y - row.r_mean - row.W_mean @ row.f_mean
     eye = jnp.eye(scale.shape[0], dtype=scale.dtype)
     mean, cov = jnp.zeros_like(scale), eye
@@ -110,17 +110,19 @@ def _row_density(row: _Rows, y, keep: Bool[Array, " P"], nodes, log_weights, wid
         f = row.f_mean + scale * mean
         squares = f**2 + row.f_var * jnp.diagonal(cov)
         precision = keep / (row.r_var + row.W_var @ squares)  # (P,)
-        L = jnp.linalg.cholesky(eye + (B.T * precision) @ B)
+        L = jnp.linalg.cholesky(eye + (B.T * precision[None]) @ B)
         cov = cho_solve((L, True), eye)
         mean = cov @ (B.T @ (precision * residual))
     moved = solve_triangular(L, nodes.T, lower=True, trans=1)  # (Q, S)
-    e = mean + width * moved.T  # (S, Q)
+    e = mean[None] + width * moved.T  # (S, Q)
     log_q = jnp.sum(norm.logpdf(nodes), axis=1) - scale.shape[0] * jnp.log(width)
     log_q = log_q + jnp.sum(jnp.log(jnp.diagonal(L)))
-    f = row.f_mean + scale * e
-    spread = jnp.sqrt(row.r_var + f**2 @ row.W_var.T)  # (S, P)
-    centre = f @ row.W_mean.T + row.r_mean
-    given_f = jnp.sum(jnp.where(keep, norm.logpdf(y, centre, spread), 0.0), axis=1)
+    f = row.f_mean[None] + scale[None] * e
+    spread = jnp.sqrt(row.r_var[None] + f**2 @ row.W_var.T)  # (S, P)
+    centre = f @ row.W_mean.T + row.r_mean[None]
+    given_f = jnp.sum(
+        jnp.where(keep[None], norm.logpdf(y[None], centre, spread), 0.0), axis=1
+    )
     prior = jnp.sum(norm.logpdf(e), axis=1)
     return jax.nn.logsumexp(log_weights + prior + given_f - log_q)
 

@@ -173,7 +173,8 @@ class Product(_Combined):
         if not (self.is_matrix and isinstance(self.right, Gaussian)):
             return self.components()
         nodes, log_weights = factor_nodes(self.right.shape[1])
-        f = self.right.mean + jnp.sqrt(self.right.var) * nodes[:, None]  # (S, N, Q)
+        mean, sd = self.right.mean[None], jnp.sqrt(self.right.var)[None]
+        f = mean + sd * nodes[:, None]  # (S, N, Q)
         return Components(
             jnp.asarray(log_weights, f.dtype),
             jnp.einsum("npq,snq->snp", self.left.mean, f),

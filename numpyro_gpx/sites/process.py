@@ -131,6 +131,12 @@ def gp(
     References:
         Hensman, Matthews & Ghahramani (2015); tutorial eq. 67.
     """
+    if isinstance(num_outputs, tuple | list):
+        raise TypeError(
+            f"`num_outputs` must be a whole number; got {num_outputs}. For a matrix of "
+            "functions take columns in its shape: "
+            "`f(X)[:, np.arange(P * Q).reshape(P, Q)]`."
+        )
     kernels, num_outputs = _kernels(kernel, num_outputs)
     checks.instance("inducing", inducing, Inducing, "such as gpx.inducing.Points(Z)")
     if isinstance(inducing, Points) and inducing.learn:

@@ -61,7 +61,7 @@ class LikelihoodChecker(Checker):
             if np.shape(keep) == offset.shape:
                 offset = np.where(keep, offset, 0.0)
             checks.finite(
-                f"offset of site {name}", offset,
+                f"offset` of site `{name}", offset,
                 hint="An exposure of 0 has no logarithm.",
             )  # fmt: skip
         self.likelihood.check(y, name=name, mask=keep)

@@ -1,18 +1,24 @@
 """Sites that a guide holds together: the joint posterior of a sum is exact."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
+from numpyro_gpx.beliefs import GaussianBelief
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.joint_beliefs import Group
+from numpyro_gpx.processes.conditional import conditional
 from numpyro_gpx.processes.latent import Gaussian
+from numpyro_gpx.processes.prior import SparsePrior
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.results.arviz import observed_rows
 
@@ -219,3 +225,75 @@ def test_conditional_traces_the_model_once_for_all_sites():
     count.clear()
     Call(model, (X, Y)).abstract_trace(guide)
     assert len(count) == 1
+
+
+def dense_outputs(points, S):
+    """Mean 0 and covariance of two outputs of one kernel at `X`, output by output."""
+    (L, _), k = factors(points), KERNELS[0]
+    A = np.linalg.solve(L, np.asarray(k(points, X)))  # (M, N)
+    rest = np.asarray(k(X)) - A.T @ A
+    both = np.kron(np.eye(2), A)
+    return np.kron(np.eye(2), rest) + both.T @ S @ S.T @ both, A
+
+
+def test_outputs_held_together_have_the_covariance_of_the_dense_model():
+    """With fewer inducing points than rows, mixed, in columns, and jointly by row."""
+    points = np.array([[-1.0], [0.1], [1.2]])
+    S = rng.normal(size=(8, 8))
+    group = Group.joint({"f": jnp.zeros((2, 3)), "h": jnp.zeros(2)}, jnp.asarray(S))
+    cov, A = dense_outputs(points, S[:6])
+    prior = SparsePrior.create(KERNELS[:1], gpx.inducing.Points(points), MEAN)
+    f = conditional(prior, jnp.asarray(X), group.beliefs["f"])
+    n = np.arange(9)
+    expected = np.stack([cov[np.ix_([i, 9 + i], [i, 9 + i])] for i in n])
+    assert_allclose(f.output_cov(), expected, rtol=1e-6)
+    mixing = np.array([[1.0, -0.4], [0.3, 0.8], [0.5, 0.5]])
+    assert_allclose((mixing @ f).output_cov(), mixing @ expected @ mixing.T, rtol=1e-6)
+    joint = conditional(prior, jnp.asarray(X), group.beliefs["f"], full_cov=True)
+    columns = n % 2
+    taken = joint.take(columns).row_cov
+    assert_allclose(taken, cov[np.ix_(9 * columns + n, 9 * columns + n)], atol=1e-6)
+    # Another site of the group: a column of `f` plus `h`, whose two numbers are known
+    # functions of the rows.
+    rows = np.stack([np.ones(9), X[:, 0]])  # (2, N)
+    root = jnp.asarray((S[6:].T @ rows).T)  # (N, R)
+    h = Gaussian(
+        jnp.zeros(9), jnp.sum(root**2, axis=1), row_cov=root @ root.T,
+        roots={"f/h": root}, sites=frozenset(["h"]),
+    )  # fmt: skip
+    spread = S[:3].T @ A + S[6:].T @ rows  # (R, N)
+    rest = cov[:9, :9] - A.T @ S[:3] @ S[:3].T @ A
+    total = rest + spread.T @ spread
+    assert_allclose((joint[:, 0] + h).row_cov, total, atol=1e-6)
+    h = dataclasses.replace(h, row_cov=None)
+    assert_allclose((f[:, 0] + h).var, np.diag(total), rtol=1e-6)
+
+
+def test_divergence_to_priors_that_are_not_standard():
+    """Several sites at once, one of them held by itself."""
+    root = np.tril(rng.normal(size=(5, 5))) + 2.0 * np.eye(5)
+    group = Group.joint({"a": jnp.ones(3), "b": jnp.zeros(2)}, jnp.asarray(root))
+    alone = GaussianBelief(jnp.asarray([0.3]), jnp.asarray([[0.6]]))
+    group = Group({**group.beliefs, "c": alone})
+    loc, scale = np.array([0.5, -1.0, 2.0]), np.array([1.5, 0.4, 0.8])
+    L = np.array([[1.2, 0.0], [0.5, 0.7]])
+    priors = {
+        "a": dist.Normal(loc, scale).to_event(1),
+        "b": dist.MultivariateNormal(jnp.asarray([0.2, 0.1]), scale_tril=L),
+        "c": dist.Normal(jnp.asarray([-0.4]), 1.3).to_event(1),
+    }
+    m = np.array([1.0, 1.0, 1.0, 0.0, 0.0]) - np.concatenate([loc, [0.2, 0.1]])
+    zeros = np.zeros((3, 2))
+    prior = np.block([[np.diag(scale**2), zeros], [zeros.T, L @ L.T]])
+    inverse, C = np.linalg.inv(prior), root @ root.T
+    dets = np.linalg.slogdet(prior)[1] - np.linalg.slogdet(C)[1]
+    expected = 0.5 * (np.trace(inverse @ C) + m @ inverse @ m - 5 + dets)
+    one = 0.5 * ((0.36 + 0.49) / 1.69 - 1.0 + np.log(1.69 / 0.36))
+    assert_allclose(group.kl(priors), expected + one, rtol=1e-9)
+
+
+def test_a_mixed_product_of_what_is_held_together_is_refused():
+    first, *_ = joint_outputs(1)
+    plain = Gaussian(first.mean, first.var, sites=frozenset(["k"]))
+    with pytest.raises(ValueError, match="has no closed moments beside them"):
+        np.eye(3) @ (first * plain)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_gpx.processes.combining import stack
 from numpyro_gpx.processes.latent import Gaussian
 
 RNG = np.random.default_rng(5)
@@ -104,3 +105,38 @@ def test_columns_that_are_not_there_are_nan_and_not_the_last():
     assert np.isfinite(taken.mean[0]) and np.all(np.isnan(taken.mean[1:]))
     with pytest.raises(ValueError, match="whole numbers, the columns 0 to 2"):
         F.take(np.array([0.0, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize("index", [3, np.int64(3), -4, [0, 5], np.array([0, 5])])
+def test_columns_that_are_not_there_are_refused(index):
+    """JAX would take the last one."""
+    with pytest.raises(IndexError, match="of a latent of shape"):
+        F[:, index]
+    with pytest.raises(IndexError, match="must be whole numbers"):
+        F[:, 0.5]
+
+
+def test_columns_by_numbers_masks_and_arrays():
+    mixed = A @ F
+    np.testing.assert_allclose(mixed[:, np.int64(1)].var, mixed[:, 1].var)
+    np.testing.assert_allclose(F[:, [True, False, True]].mean, F.mean[:, [0, 2]])
+    table = F[:, np.array([[0, 1], [2, 0]])]
+    assert table.shape == (N, 2, 2)
+    np.testing.assert_allclose(table.mean[:, 1, 0], F.mean[:, 2])
+    with pytest.raises(IndexError, match="cannot be arranged"):
+        mixed[:, np.array([[0, 1]])]
+
+
+def test_the_jitter_of_scaled_rows_is_scaled_like_their_covariance():
+    """It is relative to the prior's variance, a number of the same unit."""
+    cov = jnp.broadcast_to(2.0 * jnp.eye(N), (Q, N, N))
+    latent = Gaussian(F.mean, 2.0 + 0.0 * F.mean, cov, cov_scale=jnp.asarray(2.0))
+    np.testing.assert_allclose((-3.0 * latent).cov_scale, 18.0)
+
+
+def test_stacks_keep_no_covariance_between_rows_and_say_so():
+    cov = jnp.eye(N)
+    one = Gaussian(jnp.zeros(N), jnp.ones(N), cov, sites=frozenset("a"))
+    two = Gaussian(jnp.zeros(N), jnp.ones(N), sites=frozenset("b"))
+    with pytest.raises(ValueError, match="leave `full_cov` out"):
+        stack(one, two)

@@ -1,6 +1,9 @@
 """One door for compiled code: it compiles once, and never answers for old values."""
 
+import collections
 import functools
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 
 import numpyro_gpx as gpx
+from numpyro_gpx.numerics.jitter import current_jitter
 from numpyro_gpx.program.closure_digest import contents
 from numpyro_gpx.program.compile_cache import compiled, num_compiled, run
 
@@ -342,3 +346,241 @@ def test_a_class_that_a_model_reads_may_change(monkeypatch):
 
 
 X_OWN = X[::5]
+
+
+def helper(a, b):
+    return a - b
+
+
+def swapped(b, a):
+    return a - b
+
+
+def keyword(x, *, scale=1.0):
+    return scale * x
+
+
+def other_keyword(x, *, scale=2.0):
+    return scale * x
+
+
+class Base:
+    noise = 0.3
+
+
+class Derived(Base):
+    pass
+
+
+@pytest.fixture
+def settings():
+    """A module that somebody may change."""
+    module = types.ModuleType("settings_of_a_test")
+    module.scale = 1.0
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def imports_inside(x):
+    import settings_of_a_test
+
+    return settings_of_a_test.scale * x
+
+
+def imports_a_name(x):
+    from settings_of_a_test import scale
+
+    return scale * x
+
+
+def closed_over(module):
+    def inner(x):
+        return module.scale * x
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    "reader", [lambda _: imports_inside, lambda _: imports_a_name, closed_over]
+)
+def test_modules_that_are_read_in_roundabout_ways_are_seen(settings, reader):
+    fn = reader(settings)
+    before = contents(fn)
+    settings.scale = 5.0
+    after = contents(fn)
+    assert before is None or before != after
+
+
+def test_contents_see_what_objects_hold_and_what_code_takes():
+    counts = collections.Counter(a=1)
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    before = contents(lambda: counts)
+    assert before is not None
+    counts["a"] = 5
+    assert contents(lambda: counts) != before
+    assert contents(lambda: masked) is None
+    assert contents(jax.tree_util.Partial(scaled, 1)) != contents(
+        jax.tree_util.Partial(scaled, 2)
+    )
+    assert contents(helper) != contents(swapped)
+    assert contents(keyword) != contents(other_keyword)
+    assert contents(collections.deque([1.0])) is None  # written in C
+
+
+def test_contents_see_attributes_of_functions_and_of_bases(monkeypatch):
+    def fn():
+        return fn.scale
+
+    fn.scale = 1.0
+    before = contents(fn), contents(Derived)
+    fn.scale = 2.0
+    monkeypatch.setattr(Base, "noise", 3.0)
+    assert contents(fn) != before[0]
+    assert contents(Derived) != before[1]
+
+
+class Config:
+    """An argument of a model that is no array."""
+
+    scale = 1.0
+
+
+def configured(X, y=None, *, config):
+    f = gpx.gp("f", gpx.kernels.RBF(1.0, 0.8), inducing=gpx.inducing.Points(X_OWN))
+    with numpyro.plate("data", X.shape[0]):
+        latent = config.scale * f(X)
+        gpx.observe("y", latent, gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+
+def fitted_to(model, *args, **options):
+    options = dict(key=jr.key(0), num_steps=2, progress=False) | options
+    return gpx.fit_svi(model, gpx.guides.WhitenedGaussian, X, *args, **options)
+
+
+def test_objects_among_the_arguments_may_change():
+    config = Config()
+    fit = fitted_to(configured, Y, config=config)
+    small = fit.predict(X, config=config).var
+    config.scale = 5.0
+    with pytest.raises(ValueError, match="changed since the fit"):
+        fit.predict(X, config=config)
+    again = fitted_to(configured, Y, config=config)
+    assert np.all(again.predict(X, config=config).var > 10.0 * small - 2.0)
+
+
+WIDTH = 0.5
+
+
+def laplace(f):
+    return dist.Laplace(f, WIDTH)
+
+
+def own_family(X, y=None):
+    f = gpx.gp("f", gpx.kernels.RBF(1.0, 0.8), inducing=gpx.inducing.Points(X_OWN))
+    with numpyro.plate("data", X.shape[0]):
+        gpx.observe("y", f(X), gpx.likelihoods.From(laplace), obs=y)
+
+
+def test_what_a_likelihood_reads_may_change(monkeypatch):
+    """Also where predictions are worked out, after the model has been called."""
+    fitted_to(own_family, Y).predict(X).var.sum()
+    monkeypatch.setitem(globals(), "WIDTH", 4.0)
+    var = fitted_to(own_family, Y).predict(X).var
+    assert np.all((var > 32.0) & (var < 34.0))
+
+
+def noisy(X, y=None):
+    noise = numpyro.sample("noise", dist.LogNormal(0.0, 0.1))
+    f = gpx.gp("f", gpx.kernels.RBF(1.0, 0.8), inducing=gpx.inducing.Points(X_OWN))
+    with numpyro.plate("data", X.shape[0]):
+        gpx.observe("y", f(X), gpx.likelihoods.Gaussian(noise), obs=y)
+
+
+def test_handlers_around_a_prediction_do_not_reach_into_it():
+    fit = fitted_to(noisy, Y)
+    with handlers.substitute(data={"noise": 9.0}):
+        inside = fit.predict(X).var
+    assert np.all(inside < 20.0)
+    assert_allclose(fit.predict(X).var, inside)
+
+
+def test_fits_predict_inside_other_models():
+    fit = fitted_to(noisy, Y)
+    mean = fit.predict(X).mean
+
+    def second():
+        numpyro.sample("noise", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("mean", fit.predict(X + 0.0).mean)
+
+    trace = handlers.trace(handlers.seed(second, rng_seed=0)).get_trace()
+    assert sorted(trace) == ["mean", "noise"]
+    assert_allclose(trace["mean"]["value"], mean)
+
+
+def test_predictions_have_densities_inside_jit():
+    fit = fitted_to(noisy, Y)
+    density = jax.jit(lambda X: fit.predict(X).log_prob(Y))
+    assert_allclose(density(jnp.asarray(X)), fit.predict(X).log_prob(Y), rtol=1e-9)
+
+
+def test_programs_with_the_same_text_and_other_constants_live_together():
+    """One reads a matrix, the other takes it: the text of both is the same."""
+    W = jnp.eye(3)
+    reads = compiled(lambda x: W @ x, jnp.ones(3))
+    takes = compiled(lambda W, x: W @ x, W, jnp.ones(3))
+    assert_allclose(reads(jnp.arange(3.0)), [0.0, 1.0, 2.0])
+    assert_allclose(takes(2.0 * W, jnp.arange(3.0)), [0.0, 2.0, 4.0])
+
+
+def test_programs_are_known_by_their_options_too():
+    x = jnp.ones(3)
+
+    def fn(x):
+        return jnp.sin(x) + 0.123
+
+    compiled(fn, x)
+    before = num_compiled()
+    compiled(fn, x, optimise=False)
+    assert num_compiled() == before + 1
+
+
+def with_jitter(x):
+    return x + current_jitter(x.dtype)
+
+
+def test_programs_follow_the_jitter_around_them():
+    found = []
+    for relative in (1e-3, 1e-2):
+        with gpx.jitter(relative):
+            found.append(float(run(with_jitter, jnp.asarray(0.0))))
+    assert_allclose(found, [1e-3, 1e-2])
+
+
+def learnt(X, y=None):
+    inducing = gpx.inducing.Points(Z, learn=True)
+    f = gpx.gp("f", gpx.kernels.RBF(1.0, 0.8), inducing=inducing)
+    with numpyro.plate("data", X.shape[0]):
+        gpx.observe("y", f(X), gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+
+def test_where_a_parameter_started_does_not_matter_after_the_fit(restored):
+    fit = fitted_to(learnt, Y)
+    before = fit.predict(X).mean
+    globals()["Z"] = Z + 0.01
+    assert_allclose(fit.predict(X).mean, before)
+    globals()["NOISE"] = 0.7
+    with pytest.raises(ValueError, match="changed since the fit"):
+        fit.predict(X)
+
+
+def test_a_full_gp_may_be_called_inside_the_users_own_jit():
+    def inner(X_, y=None):
+        f = gpx.gp("f", gpx.kernels.RBF(1.0, 0.8), inducing=gpx.inducing.Data(X))
+        mean = jax.jit(lambda X: f(X).mean)(X_)
+        with numpyro.plate("data", X_.shape[0]):
+            gpx.observe("y", mean, gpx.likelihoods.Gaussian(NOISE), obs=y)
+
+    fit = fitted_to(inner, Y)
+    assert np.all(np.isfinite(fit.predict(X).mean))
+    assert fit.target == "sparse"  # not proven to be exact

@@ -428,3 +428,107 @@ def test_a_row_of_dependent_outputs_is_scored_jointly_masked_or_not():
     assert np.all(np.isfinite(functions))
     latent = fit.predict(X[:4], of="latent")
     assert np.corrcoef(latent.draws[:, 0].T)[0, 1] > 0.9
+
+
+def test_groups_are_looked_at_again_at_each_prediction_and_inside_products():
+    """A second call of the same shapes has groups of its own."""
+
+    def model(X, group, y=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS, num_outputs=3)
+        h = gpx.gp("h", KERNEL, inducing=POINTS)
+        with numpyro.plate("data", X.shape[0]) as i:
+            latent = f(X[i]).take(group[i]) * h(X[i])
+            gpx.observe("y", latent, NORMAL, obs=y, rows=i)
+
+    group = np.arange(20) % 3
+    fit = gpx.fit_svi(model, gpx.guides.WhitenedGaussian, X, group, Y, **QUICK)
+    fit.predict(X, group)
+    with pytest.raises(ValueError, match="got 3, in 6 of 20 rows"):
+        fit.predict(X, group + 1)
+
+
+@pytest.mark.parametrize(
+    "one_by_one",
+    [
+        lambda table, i: jax.lax.map(lambda k: table[k], i),
+        lambda table, i: jax.lax.scan(lambda c, k: (c, table[k]), 0, i)[1],
+    ],
+)
+def test_rows_are_followed_into_loops_over_them(one_by_one):
+    def model(X, exposure, y=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS)
+        with numpyro.plate("data", X.shape[0]) as i:
+            latent = f(X[i]) + one_by_one(exposure, i)
+            gpx.observe("y", latent, NORMAL, obs=y, rows=i)
+
+    look(model, X, np.ones(20), Y)
+    with pytest.raises(ValueError, match="`exposure` has 3 rows and is indexed"):
+        look(model, X, np.ones(3), Y)
+
+
+def test_a_plate_of_some_rows_says_how_to_take_them():
+    """As in a model of the next row given the last."""
+
+    def model(X, y=None, *, cut=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS)
+        with numpyro.plate("data", 19) as i:
+            y = None if y is None else y[i + 1]
+            gpx.observe("y", f(X[:cut][i]), NORMAL, obs=y)
+
+    words = "`data` has size 19, but `X` has 20 rows.*cut it first: `X\\[:19\\]`"
+    with pytest.raises(ValueError, match=words):
+        look(model, X, Y)
+    look(model, X, Y, cut=-1)
+
+
+def test_a_plate_that_subsamples_and_indexes_nothing_is_named():
+    """The same rows would count for all others."""
+
+    def model(X, y=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS)
+        with numpyro.plate("data", 1000, subsample_size=20):
+            gpx.observe("y", f(X), NORMAL, obs=y)
+
+    words = "Plate `data` around site `y` subsamples 20 of 1000 rows, and nothing is"
+    with pytest.raises(ValueError, match=words):
+        look(model, X, Y)
+
+
+def test_offsets_that_are_not_finite_are_named():
+    exposure = np.where(np.arange(20) == 3, 0.0, 1.0)
+
+    def model(X, exposure, y=None):
+        f = gpx.gp("f", KERNEL, inducing=POINTS)
+        with numpyro.plate("data", X.shape[0]) as i:
+            known = jnp.log(exposure)[i]
+            gpx.observe("y", f(X[i]), NORMAL, obs=y, rows=i, offset=known)
+
+    words = r"`offset` of site `y` must be finite; got -inf at index \(3,\)"
+    with pytest.raises(ValueError, match=words):
+        look(model, X, exposure, Y)
+    look(model, X, exposure + 1.0, Y)
+
+
+def test_lbfgs_refuses_minibatches():
+    with pytest.raises(ValueError, match="`fit_lbfgs` needs all rows.*`fit_svi`"):
+        gpx.fit_lbfgs(
+            exposed, gpx.guides.WhitenedGaussian, X, np.ones(20), Y,
+            key=jr.key(0), batch_size=5,
+        )  # fmt: skip
+
+
+def test_a_matrix_of_functions_is_columns_in_its_shape():
+    def model(X, y=None, *, num_outputs=6):
+        W = gpx.gp("W", KERNEL, inducing=POINTS, num_outputs=num_outputs)
+        f = gpx.gp("f", KERNEL, inducing=POINTS, num_outputs=2)
+        table = np.arange(6).reshape(3, 2)
+        with numpyro.plate("data", X.shape[0]) as i:
+            latent = W(X[i])[:, table] @ f(X[i])
+            gpx.observe("y", latent, NORMAL, obs=y, rows=i)
+
+    table = np.stack([Y, -Y, 0.5 * Y], axis=1)
+    fit = gpx.fit_svi(model, gpx.guides.WhitenedGaussian, X, table, **QUICK)
+    text = str(gpx.compare({"first": fit, "again": fit}, X, table))
+    assert "coverage" in text and "nan" not in text
+    with pytest.raises(TypeError, match=r"whole number; got \(3, 2\).*columns in its"):
+        look(model, X, table, num_outputs=(3, 2))

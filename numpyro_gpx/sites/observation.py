@@ -303,10 +303,7 @@ class FromPlainSite(Observation):
 
     @property
     def support(self):
-        support = self.fn.support
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
-        return support
+        return self.predictive().support
 
     def _terms(self, y):
         return self.fn.log_prob(y)

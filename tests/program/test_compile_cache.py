@@ -425,7 +425,11 @@ def test_contents_see_what_objects_hold_and_what_code_takes():
     )
     assert contents(helper) != contents(swapped)
     assert contents(keyword) != contents(other_keyword)
+    assert contents(functools.partial(scaled, x=1)) != contents(
+        functools.partial(scaled, x=2)
+    )
     assert contents(collections.deque([1.0])) is None  # written in C
+    assert contents(OwnDeque([1.0])) is None
 
 
 def test_contents_see_attributes_of_functions_and_of_bases(monkeypatch):
@@ -438,6 +442,10 @@ def test_contents_see_attributes_of_functions_and_of_bases(monkeypatch):
     monkeypatch.setattr(Base, "noise", 3.0)
     assert contents(fn) != before[0]
     assert contents(Derived) != before[1]
+
+
+class OwnDeque(collections.deque):
+    """Has a `__dict__`, and its numbers elsewhere."""
 
 
 class Config:

@@ -333,6 +333,37 @@ def test_a_parameter_that_starts_at_1_is_not_taken_for_1():
     assert abs(found[0] - found[1]) > 0.1
 
 
+def test_a_parameter_that_starts_at_0_is_not_taken_for_0():
+    def shifted(X, y=None):
+        shift = numpyro.param("shift", jnp.zeros(1))
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Data(OWN))
+        with numpyro.plate("data", X.shape[0]):
+            gpx.observe("y", f(X + shift), NORMAL, obs=y)
+
+    program = look(shifted, OWN, OWN[:, 0])
+    assert not program.call.own_rows and program.target == "sparse"
+
+
+def test_a_minibatch_of_the_full_gp_is_not_all_of_its_rows():
+    """All minibatches average to the density of all rows."""
+
+    def model(X, y=None, *, batch_size=None):
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Data(OWN))
+        with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as i:
+            gpx.observe("y", f(X[i]), NORMAL, obs=y, rows=i)
+
+    program = look(model, OWN, OWN[:, 0], batch_size=3)
+    assert program.call.own_rows and not program.batched.own_rows
+    z = {"f": jnp.asarray(rng.normal(size=9))}
+    whole = Target(program.call).log_density(z)
+    parts = [
+        Target(program.batched).log_density(z, batch={"data": jnp.arange(k, k + 3)})
+        for k in (0, 3, 6)
+    ]
+    # The jitter of the root is a variance where rows are not known to be the own ones.
+    assert_allclose(np.mean(parts), whole, rtol=1e-5)
+
+
 def test_the_full_gp_is_exact_only_at_its_own_rows():
     labels = np.ones(9)
     assert look(full_gp, OWN, labels).target == "exact"

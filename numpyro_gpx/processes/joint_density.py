@@ -61,7 +61,7 @@ def row_log_prob(likelihood: Likelihood, latent: Latent, y, keep=None):
             "draws are, and `to_arviz(log_likelihood=False)`."
         )
     num_factors = rows.f_mean.shape[1]
-    nodes, log_weights = factor_nodes(num_factors)
+    nodes, log_weights = factor_nodes(num_factors, rows.f_mean.dtype)
     width = 1.0 if num_factors <= 2 else _WIDER
 
     def one(found):

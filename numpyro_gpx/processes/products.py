@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.special
 from jaxtyping import Array
 
 from numpyro_gpx.cubature.gauss_hermite import gauss_hermite
+from numpyro_gpx.cubature.tensor import tensor_nodes
 from numpyro_gpx.processes.latent import (
     Components,
     Gaussian,
@@ -172,11 +172,11 @@ class Product(_Combined):
     def entry_components(self):
         if not (self.is_matrix and isinstance(self.right, Gaussian)):
             return self.components()
-        nodes, log_weights = factor_nodes(self.right.shape[1])
         mean, sd = self.right.mean[None], jnp.sqrt(self.right.var)[None]
+        nodes, log_weights = factor_nodes(mean.shape[2], mean.dtype)
         f = mean + sd * nodes[:, None]  # (S, N, Q)
         return Components(
-            jnp.asarray(log_weights, f.dtype),
+            log_weights,
             jnp.einsum("npq,snq->snp", self.left.mean, f),
             jnp.einsum("npq,snq->snp", self.left.var, f**2),
         )
@@ -250,20 +250,26 @@ class Total(_Combined):
         return sum(part.sample(k, sample_shape) for part, k in pairs)
 
 
-@functools.cache
-def factor_nodes(number: int) -> tuple[np.ndarray, np.ndarray]:
+def factor_nodes(number: int, dtype) -> tuple[Array, Array]:
     """Nodes `(S, Q)` of Q standard normals, and their log weights.
 
     All pairs of Gauss-Hermite's for up to two, quasi-random ones for more.
     """
     if number <= 2:
-        x, w = map(np.asarray, gauss_hermite(_PRODUCT_NODES))
-        grid = np.stack(np.meshgrid(*[x] * number, indexing="ij"), axis=-1)
-        weights = functools.reduce(np.multiply.outer, [w] * number)
-        return grid.reshape(-1, number), np.log(weights.ravel())
+        x, w = (jnp.asarray(a, dtype) for a in gauss_hermite(_PRODUCT_NODES))
+        points, weights = tensor_nodes([x] * number, [w] * number)
+        return points, jnp.log(weights)
+    points = jnp.asarray(_quasi_random(number), dtype)
+    return points, jnp.full(len(points), -np.log(len(points)), dtype)
+
+
+@functools.cache
+def _quasi_random(number: int) -> np.ndarray:
+    """Fixed quasi-random standard normals, `(S, Q)`."""
+    import scipy.stats  # half a second, which most models need not pay
+
     points = scipy.stats.qmc.Sobol(number, rng=0).random_base2(_LOG2_NODES)
-    log_weights = np.full(len(points), -np.log(len(points)))
-    return scipy.special.ndtri(points), log_weights
+    return scipy.stats.norm.ppf(points)
 
 
 def _pairs(first: Components, second: Components) -> Components:

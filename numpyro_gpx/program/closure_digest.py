@@ -72,7 +72,8 @@ class _Unknown(Exception):
 class _Walk:
     def __init__(self):
         self.digest = hashlib.blake2b(digest_size=16)
-        self.seen: dict[int, Any] = {}  # holds on to them: ids are used again
+        # By id, with the number; holds on to them, since ids are used again.
+        self.seen: dict[int, tuple[int, Any]] = {}
 
     def add(self, value) -> None:
         """Look into `value`, once."""
@@ -87,10 +88,10 @@ class _Walk:
                 raise _Unknown
             return self._note(array_digest(value))
         if id(value) in self.seen:
-            return self._note("again", str(list(self.seen).index(id(value))))
+            return self._note("again", str(self.seen[id(value)][0]))
         if len(self.seen) > _MOST:
             raise _Unknown
-        self.seen[id(value)] = value
+        self.seen[id(value)] = len(self.seen), value
         self._note(type(value).__qualname__)
         self._open(value)
 

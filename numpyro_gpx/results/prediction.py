@@ -42,9 +42,14 @@ class Prediction:
         return sum(self._sizes)
 
     @functools.cached_property
+    def _chunk_moments(self):
+        """Means and variances of each chunk, its padding included."""
+        return [run(_mixture_moments, chunk) for chunk in self._chunks]
+
+    @functools.cached_property
     def _moments(self):
-        pairs = [run(_mixture_moments, chunk) for chunk in self._chunks]
-        return tuple(self._join(list(part)) for part in zip(*pairs, strict=True))
+        parts = zip(*self._chunk_moments, strict=True)
+        return tuple(self._join(list(part)) for part in parts)
 
     @property
     def mean(self) -> np.ndarray:
@@ -128,8 +133,9 @@ class Prediction:
         checks.finite("y", y)
         standard = (y - self._shift) / self._scale if self._rescaled else y
         pieces, start = [], 0
-        for chunk, size in zip(self._chunks, self._sizes, strict=True):
-            rows = _padded(standard[start : start + size], _num_rows(chunk))
+        chunks = zip(self._chunks, self._chunk_moments, self._sizes, strict=True)
+        for chunk, (mean, _), size in chunks:
+            rows = _padded(standard[start : start + size], len(mean))
             _first(chunk).check(rows)
             pieces.append(run(_mixture_log_prob, chunk, jnp.asarray(rows)))
             start += size
@@ -164,10 +170,6 @@ class Prediction:
         if any(isinstance(x, jax.core.Tracer) for x in kept):  # inside `jit` or `grad`
             return jnp.concatenate(kept)
         return np.concatenate([np.asarray(x) for x in kept])
-
-
-def _num_rows(chunk):
-    return jax.eval_shape(_mixture_moments, chunk)[0].shape[0]
 
 
 def _padded(rows, size):

@@ -134,3 +134,12 @@ def test_the_covariance_of_targets_is_that_of_draws_or_refused():
     noisy = gpx.likelihoods.HeteroscedasticGaussian()
     with pytest.raises(ValueError, match="each row has one target here; use `var`"):
         _ = FromLikelihood(part("g", 2), noisy).cov
+
+
+@pytest.mark.parametrize("num_factors", [2, 3])
+def test_single_precision_stays_single(num_factors):
+    parts = part("W", P, num_factors), part("f", num_factors)
+    W, f = (jax.tree.map(lambda x: x.astype(jnp.float32), latent) for latent in parts)
+    law = FromLikelihood(W @ f, gpx.likelihoods.Gaussian(jnp.float32(0.3)))
+    y = jnp.zeros((N, P), jnp.float32)
+    assert law.log_prob(y).dtype == law.cdf(y).dtype == jnp.float32

@@ -295,9 +295,10 @@ def test_rows_are_followed_through_columns_axes_and_branches(model, E, words):
 
 
 def test_right_lengths_pass_through_columns_axes_and_branches():
-    look(by_columns, X, WIDE, Y)
-    look(by_axes, X, WIDE.T, Y)
-    look(in_a_branch, X, np.ones(20), Y)
+    for model, E in (
+        (by_columns, WIDE), (by_axes, WIDE.T), (in_a_branch, np.ones(20))
+    ):  # fmt: skip
+        assert look(model, X, E, Y).units["data"].size == 20
 
 
 def test_learnt_points_may_start_at_the_arguments():

@@ -23,7 +23,7 @@ from results import FOLDER, markdown_table, write
 import numpyro_gpx as gpx
 from numpyro_gpx.likelihoods import Bernoulli
 from numpyro_gpx.links import PiecewiseConstant
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import one_at_a_time
 
 
 def make_data(num_rows):
@@ -47,7 +47,7 @@ def compare_cost(num_rows, repeats):
 
         functions[name] = jax.jit(jax.value_and_grad(total, (0, 1)))
         jax.block_until_ready(functions[name](mean, var))
-    with single_blas_thread():
+    with one_at_a_time():
         for repeat in range(repeats):
             for name in list(functions)[:: 1 if repeat % 2 else -1]:
                 before = time.perf_counter()

@@ -27,7 +27,7 @@ import reference
 from results import markdown_table, write
 
 import numpyro_gpx as gpx
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.processes.collapse import collapsed_bound
 
 NUM_DIMS, NUM_INDUCING, BATCH = 8, 256, 512
@@ -80,7 +80,7 @@ def reference_step_seconds(num_rows, num_steps):
     block = reference.make_block(jnp.asarray(Z), BATCH, optimizer)
     X, y = jnp.asarray(X), jnp.asarray(y)
     times = []
-    with single_blas_thread():
+    with one_at_a_time():
         for i in range(max(num_steps // 100, 2)):
             before = time.perf_counter()
             state = jax.block_until_ready(block(state, 100, jr.key(i), X, y))
@@ -130,7 +130,7 @@ def compare_collapsed(repeats):
     }
     times = {name: [] for name in functions}
     values = {}
-    with single_blas_thread():
+    with one_at_a_time():
         for name, fn in functions.items():
             values[name] = float(fn(params)[0])
         for repeat in range(repeats):

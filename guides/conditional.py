@@ -50,6 +50,8 @@ class ConditionalGaussian(GaussianGuide):
         with the hyperparameters.
     """
 
+    factorised = True
+
     def __init__(
         self, model, *, theta="full", prefix="auto", init_loc_fn=init_to_prior_median
     ):

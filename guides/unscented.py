@@ -136,6 +136,15 @@ class UnscentedLatent(GaussianGuide):
         known = type(self.rule).__name__ in cubature.__all__
         return known and (self.encoder is None or self.encoder.features is None)
 
+    @property
+    def factorised(self):  # type: ignore[override]
+        return self.inner.factorised
+
+    @property
+    def row_sites(self) -> tuple[str, ...]:
+        """Names of the rows' own sites, about which it has beliefs."""
+        return tuple(self._row_sites)
+
     def adopt(self, program):
         structure, call = program.batched_structure, program.batched
         self._row_sites = {n: structure.latents[n] for n in structure.row_sites}

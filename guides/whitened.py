@@ -34,6 +34,8 @@ class WhitenedGaussian(GaussianGuide):
         Hensman, Matthews & Ghahramani (2015); tutorial 4.1, eq. 67.
     """
 
+    factorised = True
+
     def __init__(
         self, model, *, covariance="full", theta="point", prefix="auto",
         init_loc_fn=init_to_prior_median,

@@ -3,6 +3,7 @@
 from numpyro_gpx import (
     cache,
     cubature,
+    engines,
     guides,
     inducing,
     infer,
@@ -19,9 +20,16 @@ from numpyro_gpx import (
 )
 from numpyro_gpx.comparison import compare
 from numpyro_gpx.comparison.loo import loo
-from numpyro_gpx.infer.adversarial import fit_implicit
-from numpyro_gpx.infer.sampling import fit_mcmc, fit_nuts, fit_sghmc
-from numpyro_gpx.infer.variational import fit_lbfgs, fit_svi
+from numpyro_gpx.engines.run import fit
+from numpyro_gpx.engines.short import (
+    fit_implicit,
+    fit_lbfgs,
+    fit_mcmc,
+    fit_nuts,
+    fit_sghmc,
+    fit_svi,
+)
+from numpyro_gpx.notes import FitWarning
 from numpyro_gpx.numerics.jitter import jitter
 from numpyro_gpx.processes.combining import stack
 from numpyro_gpx.results.fit import Fit
@@ -33,10 +41,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Fit",
+    "FitWarning",
     "cache",
     "compare",
     "cubature",
+    "engines",
     "exact",
+    "fit",
     "fit_implicit",
     "fit_lbfgs",
     "fit_mcmc",

@@ -6,6 +6,7 @@ Shapes are checked anywhere; values (NaN, labels) only on concrete arrays, since
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -22,10 +23,13 @@ __all__ = [
     "instance",
     "key",
     "latents",
+    "loss",
     "matrix",
     "noise_scale",
     "not_negative",
+    "numbers",
     "one_of",
+    "optimizer",
     "real",
     "rows_of",
     "rowwise",
@@ -64,6 +68,25 @@ def guide(value, model):
             f"`{type(found).__name__}(model)`."
         )
     return found
+
+
+def optimizer(value) -> None:
+    """Raise unless `value` is `None` or looks like an optimiser."""
+    usual = value is None or all(hasattr(value, n) for n in ("init", "update"))
+    if not usual:
+        raise TypeError(
+            "`optimizer` must be an optimiser such as `optax.adam(0.01)`; got "
+            f"{_described(value)}."
+        )
+
+
+def loss(value) -> None:
+    """Raise if `value` is a class of losses in place of one of them."""
+    if isinstance(value, type):
+        raise TypeError(
+            f"`loss` must be a loss; got the class {value.__name__}. Make one: "
+            f"`{value.__name__}(...)`."
+        )
 
 
 def matrix(name: str, value, shape: str) -> None:
@@ -140,6 +163,27 @@ def real(name: str, value):
     return value
 
 
+def numbers(name: str, value):
+    """`value`, unless it holds anything but real numbers."""
+    # Entry by entry: a list may hold tracers, of which only the dtype is known.
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)
+    dtypes = [
+        x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype for x in leaves
+    ]
+    kinds = (jnp.number, jnp.bool_)
+    if not dtypes or not all(
+        any(jnp.issubdtype(dtype, kind) for kind in kinds) for dtype in dtypes
+    ):
+        raise TypeError(
+            f"`{name}` must be a number or an array of numbers; got "
+            f"{_described(value)}."
+        )
+    for dtype in dtypes:
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise ValueError(f"`{name}` must be real; got {dtype}.")
+    return value
+
+
 def not_negative(argument: str, site: str, value) -> None:
     """Raise if a concrete argument of a site holds a number below 0."""
     if not_jax_tracer(value) and np.any(np.asarray(value) < 0.0):
@@ -149,14 +193,16 @@ def not_negative(argument: str, site: str, value) -> None:
         )
 
 
-def noise_scale(site: str, scale, num_rows: int) -> None:
-    """Raise unless a noise scale is a positive number, or one for each row."""
+def noise_scale(site: str, scale, num_rows: int):
+    """A noise scale, which must be a positive number or one for each row."""
+    numbers("scale", scale)
+    if isinstance(scale, list | tuple):
+        scale = jnp.asarray(scale)
     if jnp.shape(scale) not in ((), (num_rows,)):
         raise ValueError(
             f"`scale` of site `{site}` must be a number, or have shape ({num_rows},); "
             f"got {jnp.shape(scale)}."
         )
-    real("scale", scale)
     if not_jax_tracer(scale):
         finite("scale", scale, hint="")
         if not np.all(np.asarray(scale) > 0.0):
@@ -164,6 +210,7 @@ def noise_scale(site: str, scale, num_rows: int) -> None:
                 f"`scale` of site `{site}` must be positive; got "
                 f"{np.min(np.asarray(scale))}."
             )
+    return scale
 
 
 def instance(name: str, value, kind: type, hint: str) -> None:
@@ -283,7 +330,7 @@ def rowwise(
     A value `(N,)` for a latent `(N, P)` follows the rows, also where N = P; not so with
     `spread=False`, where columns mean different things.
     """
-    value = jnp.asarray(value)
+    value = jnp.asarray(numbers(argument, value))
     allowed = (shape[:1], shape) if spread else (shape,)
     if value.shape not in allowed:
         expected = " or ".join(str(s) for s in dict.fromkeys(allowed))

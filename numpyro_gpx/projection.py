@@ -25,7 +25,7 @@ import optax
 from jaxtyping import Array, Float
 
 from numpyro_gpx import checks, cubature
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.program import Program
@@ -92,7 +92,7 @@ class Projection:
         components = jax.tree.map(lambda x: x[index], components)
         drawn = self._draws(self._fit.key, num_draws)
         components = {**components, self._site: drawn}
-        with single_blas_thread():
+        with one_at_a_time():
             fn = sites_at(problem, components, self._call, self._fit.key, of=of)
         return Prediction([fn], [self.mean.shape[0]], self._fit.key)
 
@@ -146,7 +146,7 @@ def project(
     components = fit.global_components(_NUM_COMPONENTS, (site,))
     search = _Search(fit.problem(observed[0]), site, observed, components, rule)
     num_rows = call.num_rows
-    with single_blas_thread():
+    with one_at_a_time():
         key_candidates, key_points = jr.split(key)
         candidates = _candidates(key_candidates, fit, site)
         first = run(_best, search, candidates, call, num_rows, num_starts)

@@ -11,6 +11,9 @@ from numpyro_gpx.results.prediction import Prediction
 
 __all__ = ["Standardised", "standardise"]
 
+# Spread of a constant column in units of the last digit of its entries.
+_ROUNDING = 10.0
+
 
 class Standardised(NamedTuple):
     """Data with mean 0 and standard deviation 1, and the way back.
@@ -60,24 +63,46 @@ def standardise(X, y, *, missing: bool = False) -> Standardised:
         The scaled data with `inputs`, `targets` and `predict` for new rows.
     """
     X = np.asarray(checks.inputs("X", X))
-    y = np.asarray(y, dtype=X.dtype)
-    if not missing:
-        checks.finite("y", y, hint="Pass `missing=True` if NaN stands for missing.")
+    y = np.asarray(checks.numbers("y", y), dtype=X.dtype)
+    hint = "Pass `missing=True` if NaN stands for missing."
+    checks.finite("y", np.where(missing & np.isnan(y), 0.0, y), hint=hint)
     if y.shape[:1] != X.shape[:1]:
         raise ValueError(
             f"`X` and `y` must have the same number of rows; got {X.shape[0]} and "
             f"{y.shape[0] if y.ndim else 'a scalar'}."
         )
-    X_shift, X_scale = X.mean(axis=0), _scale(X)
-    y_shift, y_scale = np.nanmean(y, axis=0), _scale(y)
+    X_shift, X_scale = _moments("X", X)
+    y_shift, y_scale = _moments("y", y)
     return Standardised(
         (X - X_shift) / X_scale, (y - y_shift) / y_scale,
         X_shift, X_scale, y_shift, y_scale,
     )  # fmt: skip
 
 
-def _scale(values):
-    sd = np.nanstd(values, axis=0)
-    # A constant column has no scale of its own.
+def _moments(name: str, values) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of each column, and its standard deviation or 1 where it is constant."""
+    if np.isnan(values).all(axis=0).any():
+        raise ValueError(f"`{name}` must have a value in each column; got only NaN.")
     largest = np.nanmax(np.abs(values), axis=0)
-    return np.where(sd > 1e-12 * np.maximum(1.0, largest), sd, 1.0)
+    # In units of the largest entry, and in float64: nothing overflows or vanishes.
+    unit = np.where(largest > 0.0, largest, 1.0).astype(np.float64)
+    relative = values / unit
+    mean, sd = np.nanmean(relative, axis=0), np.nanstd(relative, axis=0)
+    # A constant column has no scale of its own: all that is left is rounding.
+    constant = sd <= _ROUNDING * np.finfo(values.dtype).eps
+    scale = np.where(constant, 1.0, unit * sd)
+    _check_units(name, scale, values.dtype)
+    return (unit * mean).astype(values.dtype), scale.astype(values.dtype)
+
+
+def _check_units(name: str, scale, dtype) -> None:
+    """Raise where a variance is out of range: predictions could not be told in `y`."""
+    lowest, highest = np.sqrt([np.finfo(dtype).tiny, np.finfo(dtype).max])
+    wrong = ~((scale > lowest) & (scale < highest))
+    if np.any(wrong):
+        worst = np.asarray(scale)[wrong][0]
+        raise ValueError(
+            f"`{name}` must have columns whose variance {dtype} can hold; got a "
+            f"standard deviation of {worst:.3g}. Give them in other units, as in "
+            f"`{name} / {worst:.0e}`."
+        )

@@ -29,9 +29,10 @@ from scipy.special import ndtri
 
 from numpyro_gpx import checks
 from numpyro_gpx.cubature import Analytic, MonteCarlo, Rule, Unscented
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.mixtures import shape_of
 from numpyro_gpx.results.predict import sites_at
 from numpyro_gpx.uncertain import InputBelief
 
@@ -172,7 +173,7 @@ def simulate(
     checks.key(key)
     lags, known = _start(fit, history, num_steps, exogenous)
     keys = jr.split(key, num_steps)
-    with single_blas_thread():
+    with one_at_a_time():
         mean, var = run(
             _propagate, fit.problem(site), fit.global_components(num_components), rule,
             joint, lags, known, keys,
@@ -214,7 +215,7 @@ def simulate_paths(
     checks.at_least("num_paths", num_paths, 1)
     lags, known = _start(fit, history, num_steps, exogenous)
     keys = jr.split(key, num_steps)
-    with single_blas_thread():
+    with one_at_a_time():
         paths = run(
             _draw_paths, fit.problem(site), fit.global_components(num_components),
             jnp.tile(lags, (num_paths, 1)), known, keys,
@@ -279,11 +280,11 @@ def _targets(problem, components, X, key):
     """Distributions of the targets at the rows of `X`, a leading axis of components."""
     call = problem.train.at((X,), {})
     fn = sites_at(problem, components, call, key, of=None)
-    shape = jax.eval_shape(jax.vmap(lambda one: one.mean), fn).shape[1:]
+    shape = shape_of(fn)
     if shape != X.shape[:1]:
         raise ValueError(
             f"Site `{problem.site}` must have one target a row to be fed back; its "
-            f"mean has shape {shape} for {X.shape[0]} rows."
+            f"predictions have shape {shape} for {X.shape[0]} rows."
         )
     return fn
 

@@ -38,7 +38,9 @@ def made_up_fit(engine, *, guide):
         return gpx.Fit(
             Program.unchecked(Call(model, args)),
             posterior,
-            engine=engine,
+            facts=gpx.engines.Facts(
+                engine, "asymptotically exact" if engine == "nuts" else "unknown"
+            ),
             seconds=0.1,
         )
 
@@ -54,7 +56,7 @@ def check_output(demo, out, text):
     for name in ("svi", "nuts", "sghmc"):
         fit = az.from_netcdf(out / f"{name}.nc")
         assert {"variance", "lengthscale", "f"} == set(fit.posterior.data_vars)
-        assert fit.log_likelihood["y"].shape[-1] == demo.QUICK.num_data
+        assert fit.log_predictive_density["y"].shape[-1] == demo.QUICK.num_data
     assert "reference: nuts" in text and "sparse" in text
 
 

@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each stands on those before it. Namespaces of the face hold imports only, and stand
 # where what they name does.
 ORDER = """
-    checks checked_fields numerics beliefs joint_beliefs uncertain inputs cubature
+    checks notes checked_fields numerics beliefs joint_beliefs uncertain inputs cubature
     starting kernels means links likelihoods inducing processes sites program cache
-    models guides results infer
+    models guides results engines infer
     projection row_model simulation timeseries scaling plots comparison latent_space
-    testing
+    contracts testing
 """.split()
 
 # Operators make subclasses, which stand on what they operate on.
@@ -167,11 +167,11 @@ def test_files_are_short():
 
 def test_planted_faults_are_seen():
     tree = ast.parse(
-        "from numpyro_gpx.infer import game\n"
+        "from numpyro_gpx.engines import game\n"
         "def f():\n    from numpyro_gpx import plots\n"
     )
     assert own_imports(tree) == [
-        ("numpyro_gpx.infer", False),
+        ("numpyro_gpx.engines", False),
         ("numpyro_gpx.plots", True),
     ]
 

@@ -14,10 +14,11 @@ import numpyro_gpx as gpx
 
 FACE = """
     gp observe exact propagate stack
-    fit_svi fit_lbfgs fit_nuts fit_sghmc fit_mcmc fit_implicit
-    Fit load compare loo
+    fit fit_svi fit_lbfgs fit_nuts fit_sghmc fit_mcmc fit_implicit
+    Fit FitWarning load compare loo
     jitter standardise
-    kernels means likelihoods links inducing inputs models guides infer cubature plots
+    kernels means likelihoods links inducing inputs models guides infer engines
+    cubature plots
     latent_space timeseries cache testing
 """
 
@@ -29,6 +30,10 @@ NAMESPACES = {
         Analytic GaussHermite MonteCarlo Nodes Rule SphericalRadial Unscented
         default_rule expectation gauss_hermite log_expectation_exp nodes peak
         tensor_nodes
+    """,
+    "engines": """
+        Blackjax Engine Facts HMC Implicit LBFGS MCMC NUTS Note NotFinite Outcome
+        SGHMC SVI Start Taking Watch taking
     """,
     "guides": """
         ConditionalGaussian Encoder Flow GaussianGuide Implicit OptimalGaussian
@@ -73,7 +78,7 @@ NAMESPACES = {
         relevance simulation styles
     """,
     "testing": """
-        check_inducing check_kernel check_likelihood
+        check_engine check_guide check_inducing check_kernel check_likelihood
     """,
     "timeseries": """
         lagged simulate simulate_paths
@@ -95,32 +100,38 @@ SIGNATURES = {
     "fit_svi": (
         "(model, guide, *args, key, num_steps=2000, batch_size=None, optimizer=None, "
         "loss=None, temperature=1.0, tolerance=None, init=None, progress=True, "
-        "**kwargs)"
+        "time_limit=None, **kwargs)"
     ),
     "fit_lbfgs": (
-        "(model, guide, *args, key, max_steps=2000, init=None, progress=True, **kwargs)"
+        "(model, guide, *args, key, max_steps=2000, init=None, progress=True, "
+        "time_limit=None, **kwargs)"
     ),
     "fit_nuts": (
         "(model, *args, key, num_warmup=500, num_samples=1000, num_chains=2, "
-        "target_accept_prob=0.8, dense_mass=False, max_tree_depth=10, noise_sets=16, "
-        "params=None, init=None, progress=True, **kwargs)"
+        "target_accept_prob=0.8, dense_mass=False, thinning=1, "
+        "chain_method='sequential', init_strategy=None, step_size=1.0, "
+        "adapt_step_size=True, adapt_mass_matrix=True, regularize_mass_matrix=True, "
+        "find_heuristic_step_size=False, noise_sets=16, params=None, "
+        "max_tree_depth=10, init=None, progress=True, time_limit=None, **kwargs)"
     ),
     "fit_sghmc": (
         "(model, *args, key, batch_size=None, num_warmup=500, num_samples=1000, "
         "num_chains=2, step_size=0.2, friction=0.3, num_integration_steps=20, "
-        "em=None, params=None, init=None, progress=True, **kwargs)"
+        "em=None, params=None, chain_method='sequential', init=None, progress=True, "
+        "time_limit=None, **kwargs)"
     ),
     "fit_mcmc": (
         "(kernel, *args, key, batch_size=None, num_warmup=500, num_samples=1000, "
-        "num_chains=2, params=None, init=None, progress=True, engine=None, **kwargs)"
+        "num_chains=2, thinning=1, chain_method='sequential', engine=None, "
+        "params=None, init=None, progress=True, time_limit=None, **kwargs)"
     ),
     "fit_implicit": (
         "(model, guide, *args, key, num_rounds=5000, batch_size=None, "
         "num_particles=16, num_draws=None, discriminator_steps=5, "
         "discriminator_rate=0.005, generator_rate=0.003, theta_rate=0.01, "
-        "temperature=1.0, init=None, progress=True, **kwargs)"
+        "temperature=1.0, init=None, progress=True, time_limit=None, **kwargs)"
     ),
-    "load": "(path, model)",
+    "load": "(path, model, *, guide=None)",
     "compare": (
         "(fits, X_test=None, y_test=None, *, reference=None, site=None, "
         "num_draws=1000, summaries=None)"
@@ -198,11 +209,22 @@ SIGNATURES = {
     ),
     "Fit.parts": "(self, *args, site=None, num_components=None, **kwargs)",
     "Fit.functions": "(self, key, num_draws, *, site=None)",
+    "fit": (
+        "(model, engine, *args, key, init=None, progress=True, time_limit=None, "
+        "**kwargs)"
+    ),
+    "Fit.from_prior": "(model, *args, key, num_draws=1000, params=None, **kwargs)",
+    "Fit.summary": "(self, sites=None, *, num_draws=None)",
+    "Fit.full_cov": "(self, *args, site=None, num_components=None, **kwargs)",
+    "Fit.elbo": "(self, num_particles=200, *, key=None, all_rows=False)",
+    "Fit.check": "(self)",
+    "engines.taking": "(model, *args, **kwargs)",
+    "Fit.save": "(self, path)",
 }
 
 RESERVED = {
     "": """
-        fit engines fit_guided fit_cavi fit_sites marginal observe_blocks integrable
+        fit_guided fit_cavi fit_sites marginal observe_blocks integrable
         sparse optimizers diagnostics diagnose calibrate
     """,
     "inputs": "at linear layer",

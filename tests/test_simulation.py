@@ -50,7 +50,7 @@ def fixed_fit(model, X, y, draws=None):
     return gpx.Fit(
         Program.unchecked(Call(model, data)),
         ChainPosterior(draws or {}),
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
     )
 
 

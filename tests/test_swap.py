@@ -166,7 +166,9 @@ def test_a_planted_fault_is_found(kind, reference):
         posterior = ChainPosterior({"f": values[None]}, independent=True)
         data = (jnp.asarray(X), jnp.asarray(TARGETS[kind]))
         bad = gpx.Fit(
-            Program.unchecked(Call(MODELS[kind], data)), posterior, engine="svi"
+            Program.unchecked(Call(MODELS[kind], data)),
+            posterior,
+            facts=gpx.engines.Facts("svi", "variational"),
         )
         assert not agrees(bad, reference, exact=False)
 

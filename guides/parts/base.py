@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import warnings
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from numpyro_gpx.program.starts import init_to_prior_median, initial_values
 from numpyro_gpx.program.structure import Structure
 from numpyro_gpx.sites.marks import GPMark, marked
 
-__all__ = ["INNER_SCALE", "SiteGuide"]
+__all__ = ["INNER_SCALE", "SiteGuide", "check_draws_all_rows", "set_up"]
 
 # Inner layers of a deep GP start nearly deterministic, in units of the prior's spread,
 # so that the layers above see what the first one passes on (tutorial 4.4; Salimbeni &
@@ -118,15 +117,6 @@ class SiteGuide(AutoGuide):
                 "hyperparameters; call it `f`, say."
             )
         self._structure = structure
-        if self.theta == "point" and structure.row_sites:
-            warnings.warn(
-                f"Latent inputs {list(structure.row_sites)} of the rows become points "
-                f"under {type(self).__name__} with `theta='point'`, and `fit.elbo()` "
-                "is then no bound. Wrap a Gaussian guide, "
-                "`gpx.guides.UnscentedLatent(gpx.guides.WhitenedGaussian(model))`, or "
-                "draw all sites: `theta='full'`, `gpx.guides.Flow(model)`.",
-                stacklevel=5,
-            )
         if all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(call)):
             self._call = call
 
@@ -259,6 +249,36 @@ class SiteGuide(AutoGuide):
                 "`guide.sample_posterior(key, params, X, y, sample_shape=(100,))`."
             )
         return self._call
+
+
+def check_draws_all_rows(guide: AutoGuide, batched: Structure) -> None:
+    """Raise if a guide of NumPyro's would be trained on minibatches of the rows' sites.
+
+    It keeps the plates of its first call, and draws the rows of a minibatch for ever.
+    Ours say for themselves what they can do.
+    """
+    foreign = isinstance(guide, AutoGuide) and not isinstance(guide, SiteGuide)
+    if foreign and batched.local:
+        raise ValueError(
+            f"Sites {sorted(batched.local)} live inside a subsampled plate, and "
+            f"{type(guide).__name__} draws those of a minibatch alone. Fit without "
+            "`batch_size`, or use `gpx.guides.UnscentedLatent(gpx.guides."
+            "WhitenedGaussian(model))`."
+        )
+
+
+def set_up(guide: AutoGuide, program: Program) -> None:
+    """Let a guide, NumPyro's own too, learn the model's sites from concrete arguments.
+
+    NumPyro's keep the values of their first call, which must not be tracers of a
+    compiled `init`.
+    """
+    check_draws_all_rows(guide, program.batched_structure)
+    if isinstance(guide, SiteGuide):
+        guide.adopt(program)
+    elif isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        with handlers.block(), handlers.seed(rng_seed=0):
+            program.batched.run(guide)
 
 
 def _standardised(Z):

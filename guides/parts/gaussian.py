@@ -43,6 +43,9 @@ class GaussianGuide(SiteGuide):
         init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
     """
 
+    # Whether its beliefs about GPs know nothing of what is added to these.
+    factorised = False
+
     def __init__(
         self, model, *, theta, prefix="auto", init_loc_fn=init_to_prior_median
     ):
@@ -53,8 +56,10 @@ class GaussianGuide(SiteGuide):
     @classmethod
     def named(cls, name: str) -> type[GaussianGuide]:
         """The Gaussian guide of this name, for saved fits."""
-        kinds = {kind.__name__: kind for kind in cls.__subclasses__()}
-        return kinds[name]
+        # A user's class may have the same name.
+        ours = __name__.rpartition(".parts")[0]
+        kinds = [k for k in cls.__subclasses__() if k.__module__.startswith(ours)]
+        return {kind.__name__: kind for kind in kinds}[name]
 
     @property
     def config(self) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from scipy.special import logsumexp
 
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.notes import FitWarning
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.results.arviz import observed_rows
 from numpyro_gpx.results.fit import Fit
 
@@ -40,15 +43,16 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
     import arviz as az
     import xarray as xr
 
+    _check_posterior(fit)
     if fit.structure.noise:
         raise ValueError(
             "`loo` needs a density of each row; the model draws noise at "
             f"{sorted(fit.structure.noise)}, over which it would have to be averaged. "
             "Compare fits by `fit.predict(X_test).log_prob(y_test)`."
         )
-    with single_blas_thread():
+    with one_at_a_time():
         draws, log_q = fit.posterior.weighted(num_draws)
-    rows = observed_rows(fit, draws, fit.observed_site(site))
+    rows = observed_rows(fit, draws, fit.structure.observed_site(site))
     log_ratios = -rows.expected_log_likelihood  # (S, N)
     if log_q is not None:
         log_ratios = log_ratios + (rows.log_joint - np.asarray(log_q))[:, None]
@@ -62,6 +66,7 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
     lpd = logsumexp(rows.log_likelihood + log_whole[:, None], axis=0)
     num_rows = elpd.shape[0]
     good_k = min(1.0 - 1.0 / np.log10(log_ratios.shape[0]), 0.7)
+    _warn_of(np.asarray(pareto_k), good_k)
     entries = {
         "elpd_loo": float(elpd.sum()),
         "se": float(np.sqrt(num_rows * elpd.var())),
@@ -75,3 +80,24 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
         "good_k": good_k,
     }
     return az.ELPDData(data=list(entries.values()), index=list(entries))
+
+
+def _check_posterior(fit: Fit) -> None:
+    if fit.is_prior:
+        raise ValueError(
+            "`loo` needs a posterior; these are draws of the prior, which knows of no "
+            "row that could be left out."
+        )
+
+
+def _warn_of(pareto_k, good_k: float) -> None:
+    """Say where the weights are too uneven, in ArviZ's terms."""
+    number = int(np.sum(pareto_k > good_k))
+    if number:
+        warnings.warn(
+            f"Pareto k above {good_k:.2g} on {number} of {pareto_k.size} rows: the "
+            "estimate is not reliable. Hold out rows and look at "
+            "`fit.predict(X_test).log_prob(y_test)`.",
+            FitWarning,
+            stacklevel=3,
+        )

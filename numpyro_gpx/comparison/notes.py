@@ -70,25 +70,33 @@ def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
             "compare what does not depend on them, such as "
             "`summaries={'distance': gpx.latent_space.pairwise_distances('h')}`."
         )
-    unfinished = [n for n, f in fits.items() if not f.info.get("converged", True)]
-    if unfinished:
-        notes.append(
-            f"L-BFGS stopped before it converged: {', '.join(unfinished)}; raise "
-            "`max_steps`."
-        )
+    notes += _data_notes(fits, reference)
     notes += _point_notes(fits, entries, reference)
-    return tuple(notes + _bound_notes(fits, entries) + _mixing_notes(fits, sites))
+    notes += _bound_notes(fits, entries)
+    notes += [f"{name}: {note}" for name, fit in fits.items() for note in fit.notes]
+    return tuple(notes + _mixing_notes(fits, sites))
+
+
+def _data_notes(fits, reference):
+    """On fits to other data than the reference's."""
+    mine = fits[reference].program.observed
+    others = [
+        name
+        for name, fit in fits.items()
+        for site, y in fit.program.observed.items()
+        if site in mine and not np.array_equal(y, mine[site], equal_nan=True)
+    ]
+    if not others:
+        return []
+    return [
+        f"Fitted to other data than {reference}: {', '.join(dict.fromkeys(others))}. "
+        "Posteriors and bounds differ for that reason alone."
+    ]
 
 
 def _point_notes(fits, entries, reference):
     """On hyperparameters that have no spread."""
     notes = []
-    moved = [name for name, fit in fits.items() if "em" in fit.info]
-    if moved:
-        notes.append(
-            f"{', '.join(moved)}: hyperparameters are points, moved by Monte Carlo EM; "
-            "only the other sites are sampled."
-        )
     names = fits[reference].structure.hyperparameters
     if len(fits) > 1 and names and _has_points(names, entries[reference]):
         notes.append(
@@ -130,7 +138,7 @@ def _has_points(names, entries) -> bool:
 def _mixing_notes(fits, sites):
     notes = []
     for name, fit in fits.items():
-        if not fit.is_mcmc:
+        if not fit.is_mcmc or {"r_hat", "ess"} & {note.kind for note in fit.notes}:
             continue
         own = sites.xs(name, level="fit")
         least = _MIN_ESS * next(iter(fit.chains().values())).shape[0]
@@ -141,9 +149,6 @@ def _mixing_notes(fits, sites):
         if own["ess"].min() < least:
             worst = own["ess"].idxmin()
             complaints.append(f"ESS down to {own['ess'].min():.0f} ({worst})")
-        divergences = int(np.sum(fit.sample_stats.get("diverging", 0)))
-        if divergences:
-            complaints.append(f"{divergences} divergent transitions")
         if complaints:
             notes.append(f"{name}: {', '.join(complaints)}; draw longer chains.")
     return notes

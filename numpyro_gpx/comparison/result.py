@@ -139,7 +139,9 @@ def _test_rows(fits, X_test, y_test, site) -> ScoredRows:
         _check_inputs(args)
         for fit in fits.values():
             call = fit.new_call(*args)
-            _check_rows(num_rows_of(fit.program, call, fit.observed_site(site)), y)
+            _check_rows(
+                num_rows_of(fit.program, call, fit.structure.observed_site(site)), y
+            )
     _check_targets(y)
     binary = all(is_binary(fit, site) for fit in fits.values())
     if binary and not np.isin(y, (0, 1)).all():

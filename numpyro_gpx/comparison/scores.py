@@ -67,10 +67,10 @@ def _scores(fits, test: ScoredRows, reference, site) -> dict[str, dict]:
         prediction = fit.predict(
             *test.args, site=site, num_components=number, **test.kwargs
         )
-        if test.y.shape != prediction.mean.shape:
+        if test.y.shape != prediction.shape:
             raise ValueError(
-                f"`y_test` must have the shape {prediction.mean.shape} of the "
-                f"predictions of fit {label!r}; got {test.y.shape}."
+                f"`y_test` must have the shape {prediction.shape} of the predictions "
+                f"of fit {label!r}; got {test.y.shape}."
             )
         errors = _errors(
             prediction, test.y, binary=test.binary, has_labels=labels(fit, site)

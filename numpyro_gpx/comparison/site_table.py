@@ -72,8 +72,11 @@ class _Marginal(NamedTuple):
         sd = float(draws.std())
         if not fit.is_mcmc or draws.shape[1] < 4:
             return cls(draws, sd, np.nan, np.nan)
-        r_hat = float(az.rhat(draws)) if draws.shape[0] > 1 else np.nan
-        return cls(draws, sd, float(az.ess(draws, method="bulk")), r_hat)
+        # Chains that stand where they started have no variance to divide by.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r_hat = float(az.rhat(draws)) if draws.shape[0] > 1 else np.nan
+            ess = float(az.ess(draws, method="bulk"))
+        return cls(draws, sd, ess, r_hat)
 
     @property
     def num_effective(self):

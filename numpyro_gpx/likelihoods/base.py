@@ -83,6 +83,11 @@ class Likelihood(eqx.Module):
         return None
 
     @property
+    def nominal(self) -> bool:
+        """Whether labels have no order, so that a mean of them says nothing."""
+        return False
+
+    @property
     def discontinuous(self) -> bool:
         """Whether the density jumps in a known `f`, so that its gradient says nothing.
 

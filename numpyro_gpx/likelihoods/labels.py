@@ -30,6 +30,10 @@ class ClassLabels(Likelihood):
     def num_classes(self):
         return self.classes
 
+    @property
+    def nominal(self):
+        return True
+
     def predictive_cdf(self, y, f_mean, f_var):
         below = classes_beside(y, self.classes) <= jnp.asarray(y)[..., None]
         p = self.predictive_probabilities(f_mean, f_var)

@@ -275,15 +275,15 @@ def _scores(ax, result):
 def _predictive_band(fit, X, site):
     """Mean `(N,)`, band `(2, N)` or `None`, and whether targets are binary."""
     prediction = fit.predict(*X, site=site)
-    if prediction.mean.ndim != 1:
+    if len(prediction.shape) != 1:
         raise ValueError(
             "`predictions` draws one output; the model has "
-            f"{prediction.mean.shape[1]}. Use `fit.predict` and matplotlib."
+            f"{prediction.shape[1]}. Use `fit.predict` and matplotlib."
         )
     support = target_support(fit, site)
     if not support.is_discrete or not _within_unit(support):
         return prediction.mean, _band(prediction), False
-    likelihood = fit.program.observation(fit.observed_site(site)).likelihood
+    likelihood = fit.program.observation(fit.structure.observed_site(site)).likelihood
     if likelihood is None:
         return prediction.mean, None, True
     f = _band(fit.predict(*X, site=site, of="latent"))

@@ -230,10 +230,10 @@ def reconstructions(
     checks.at_least("num", num, 1)
     checks.at_least("num_draws", num_draws, 0)
     truth, observed = np.asarray(truth, float), np.asarray(observed, float)
-    if not truth.shape == observed.shape == prediction.mean.shape:
+    if not truth.shape == observed.shape == prediction.shape:
         raise ValueError(
             "`truth`, `observed` and `prediction` must have the same shape (N, P); got "
-            f"{truth.shape}, {observed.shape} and {prediction.mean.shape}."
+            f"{truth.shape}, {observed.shape} and {prediction.shape}."
         )
     num = min(num, len(truth))
     rows = {"truth": truth, "observed": observed, "mean": prediction.mean}

@@ -45,7 +45,7 @@ def link(
 
     if ax is None:
         ax = plt.subplots(figsize=(5.5, 4.0), layout="constrained")[1]
-    edges, values = _values(fit, fit.observed_site(site), num_draws)
+    edges, values = _values(fit, fit.structure.observed_site(site), num_draws)
     x = np.concatenate([[edges[0] - margin], edges, [edges[-1] + margin]])
     low, middle, high = np.quantile(values, [0.025, 0.5, 0.975], axis=0)
     colour = "#0072B2"

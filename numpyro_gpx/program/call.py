@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +13,17 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jaxtyping import Array
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.primitives import Messenger
 
 from numpyro_gpx.numerics.jitter import explicit_jitter, jitter
+from numpyro_gpx.numerics.threads import one_at_a_time
+from numpyro_gpx.program.options import check_known
 from numpyro_gpx.sites.gp_calls import at_own_rows
 
-__all__ = ["Call", "Trace", "signature", "takes_options"]
+__all__ = ["Call", "Trace", "signature", "site_log_prob"]
 
 Trace = dict[str, Any]
 
@@ -56,7 +58,10 @@ class Call(eqx.Module):
     multiply_only: frozenset = eqx.field(static=True, default=frozenset())
 
     @classmethod
-    def create(cls, model, args: tuple, kwargs: dict, *, function: str = "") -> Call:
+    def create(
+        cls, model, args: tuple, kwargs: dict, *, function: str = "",
+        elsewhere: dict[str, str] | None = None,
+    ) -> Call:  # fmt: skip
         """The call that a user asked for: bound to the signature, arrays as arrays.
 
         Args:
@@ -64,10 +69,11 @@ class Call(eqx.Module):
             args: Its positional arguments.
             kwargs: Its keyword arguments; what `function` has no option for lands here.
             function: Who asks, for messages.
+            elsewhere: Options that are given to something else, and how, for messages.
         """
         args = tuple(_as_array(f"number {i}", x) for i, x in enumerate(args))
         kwargs = {name: _as_array(f"`{name}`", x) for name, x in kwargs.items()}
-        _check_binds(model, args, kwargs, function)
+        _check_binds(model, args, kwargs, function, elsewhere or {})
         args, kwargs = _inputs_first(model, args, kwargs)
         return cls(model, args, kwargs, explicit_jitter())
 
@@ -149,7 +155,8 @@ class Call(eqx.Module):
             with handlers.block():
                 trace.update(call.trace({}, key, model=model))
 
-        eqx.filter_eval_shape(look, self, jr.key(0))
+        with one_at_a_time():
+            eqx.filter_eval_shape(look, self, jr.key(0))
         return trace
 
     def labels(self) -> list[str]:
@@ -173,6 +180,16 @@ class Call(eqx.Module):
         return [x for x in leaves if eqx.is_array(x)]
 
 
+def site_log_prob(site: dict[str, Any]) -> Array:
+    """Log density of a site at its value, entry by entry.
+
+    Transforms without an inverse, as in `AutoBNAFNormal`, know it at their own draws.
+    """
+    made_by = site.get("intermediates")
+    known = (made_by,) if made_by else ()
+    return site["fn"].log_prob(site["value"], *known)
+
+
 def signature(model: Callable) -> inspect.Signature:
     """What a model takes, also inside handlers such as `condition(model, ...)`."""
     while isinstance(model, Messenger) and model.fn is not None:
@@ -180,14 +197,10 @@ def signature(model: Callable) -> inspect.Signature:
     return inspect.signature(model)
 
 
-def _check_binds(model, args, kwargs, function: str) -> None:
+def _check_binds(model, args, kwargs, function: str, elsewhere) -> None:
     """Raise if the model cannot be called so, naming the option that was meant."""
     expected = signature(model)
-    taken = expected.parameters
-    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    unknown = [name for name in kwargs if name not in taken]
-    if unknown and not every:
-        raise TypeError(_unknown_option(unknown[0], list(taken), function))
+    check_known(kwargs, expected, function, elsewhere)
     try:
         expected.bind(*args, **kwargs)
     except TypeError as error:
@@ -196,28 +209,6 @@ def _check_binds(model, args, kwargs, function: str) -> None:
             f"{where} takes {expected}; {error}. Targets may be left out only if the "
             "model has a default for them, `y=None`."
         ) from None
-
-
-def _unknown_option(name: str, taken: list[str], function: str) -> str:
-    near = difflib.get_close_matches(name, [*_OPTIONS.get(function, ()), *taken], 1)
-    meant = f" Did you mean `{near[0]}`?" if near else ""
-    neither = f"neither an option of `{function}` nor" if function else "not"
-    return (
-        f"`{name}` is {neither} an argument of the model, which takes {taken}.{meant}"
-    )
-
-
-# Options of the fits by their name, for messages; each registers its own.
-_OPTIONS: dict[str, tuple[str, ...]] = {}
-
-
-def takes_options(fit: Callable) -> Callable:
-    """Let messages about unknown options name those of this function."""
-    parameters = inspect.signature(fit).parameters.values()
-    _OPTIONS[fit.__name__] = tuple(
-        p.name for p in parameters if p.kind is p.KEYWORD_ONLY
-    )
-    return fit
 
 
 def _inputs_first(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

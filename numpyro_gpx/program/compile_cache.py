@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib.metadata import version
@@ -26,6 +27,7 @@ import numpy as np
 from numpyro.primitives import _PYRO_STACK
 
 from numpyro_gpx.numerics.jitter import explicit_jitter
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.closure_digest import contents
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "num_compiled",
     "once",
     "run",
+    "seconds_compiling",
     "without_arrays",
 ]
 
@@ -71,6 +74,7 @@ class _Kept:
 _EXECUTABLES = _Kept()  # by lowered text
 _CALLS = _Kept()  # by function, shapes, and what the model reads
 _COUNT = [0]
+_SECONDS = [0.0]  # spent on tracing and compiling
 
 
 def clear() -> None:
@@ -82,6 +86,11 @@ def clear() -> None:
 def num_compiled() -> int:
     """How many programs were compiled so far."""
     return _COUNT[0]
+
+
+def seconds_compiling() -> float:
+    """How long tracing and compiling have taken so far."""
+    return _SECONDS[0]
 
 
 def run(fn: Callable, *args):
@@ -96,7 +105,7 @@ def run(fn: Callable, *args):
         args: Its arguments; arrays are traced, everything else is static.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
-        with _no_handlers():
+        with one_at_a_time(), _no_handlers():
             return fn(*args)
     key = _call_key(fn, args)
     program = None if key is None else _CALLS.get(key)
@@ -130,6 +139,7 @@ class _Program:
     """An executable with the arrays that its function has closed over."""
 
     def __init__(self, fn, args, donate, optimise, *, compile_it=True):
+        started = time.perf_counter()
         flat, tree, static = _split(args)
         self.tree = tree
 
@@ -137,7 +147,8 @@ class _Program:
             with _no_handlers():
                 return fn(*_join(tree, flat, static))
 
-        jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*flat)
+        with one_at_a_time():
+            jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*flat)
         self.out_tree = jax.tree.structure(shapes)
         self.constants = [jax.numpy.asarray(c) for c in jaxpr.consts]
         # Positions of leaves, behind the constants, that may be overwritten.
@@ -157,6 +168,7 @@ class _Program:
         self.options = _options(optimise)
         if compile_it:
             self.executable = _executable(self.lowered, self.options)
+        _SECONDS[0] += time.perf_counter() - started
 
     def __call__(self, *args):
         flat, tree, _ = _split(args)
@@ -252,7 +264,8 @@ def _context():
     """Settings outside the arguments that a trace depends on."""
     config = jax.config.values
     precision = config["jax_default_matmul_precision"]
-    return explicit_jitter(), config["jax_enable_x64"], precision
+    keys = config["jax_default_prng_impl"]
+    return explicit_jitter(), config["jax_enable_x64"], precision, keys
 
 
 def once(fn: Callable) -> Callable:

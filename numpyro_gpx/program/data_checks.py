@@ -13,8 +13,8 @@ __all__ = [
     "check_indexed",
     "check_inducing",
     "check_observed",
-    "check_slopes",
     "check_subsampled",
+    "no_slope",
 ]
 
 
@@ -109,8 +109,8 @@ def check_inducing(call: Call, trace: Trace, read: dict[str, list[int]]) -> None
         )
 
 
-def check_slopes(trace: Trace, engine: str) -> None:
-    """Raise if an engine that follows gradients meets a density that has none.
+def no_slope(trace: Trace, engine: str) -> str | None:
+    """Why an engine that follows gradients would not move; `None` if it would.
 
     A likelihood that jumps in `f` is constant between its jumps. Where `f` is known
     given the inducing variables, as on the full GP, so is the whole density.
@@ -125,10 +125,11 @@ def check_slopes(trace: Trace, engine: str) -> None:
             continue
         gps = [gp for gp in found.latent().sites if gp in latents]
         if all(latents[gp].target == "exact" for gp in gps):
-            raise ValueError(
+            return (
                 f"{type(likelihood).__name__} at site `{name}` jumps, so that on "
                 f"the full GP its gradient is zero and {engine} would not move. Use "
-                "elliptical slice sampling, `gpx.fit_mcmc(gpx.infer.Blackjax(model, "
-                "blackjax.elliptical_slice), ...)`; or `gpx.inducing.Points`; or a "
+                "elliptical slice sampling, `gpx.engines.Blackjax("
+                "blackjax.elliptical_slice)`; or `gpx.inducing.Points`; or a "
                 "smooth link."
             )
+    return None

@@ -14,7 +14,7 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from numpyro_gpx.program.call import Call, Trace
+from numpyro_gpx.program.call import Call, Trace, site_log_prob
 from numpyro_gpx.program.starts import init_to_prior_median, initial_values
 from numpyro_gpx.program.structure import Structure, structure_of
 from numpyro_gpx.sites.marks import Noise, find
@@ -81,8 +81,9 @@ class Target:
     def initial(self, key, init_strategy=init_to_prior_median, values=None) -> dict:
         """Unconstrained starting values; sites in `values` start there.
 
-        The others are spread about `init_strategy`, so that chains start apart and
-        R-hat can see whether they have met.
+        The others are spread about the median of their prior, so that chains start
+        apart and R-hat can see whether they have met. A strategy of the user's own is
+        taken at its word.
         """
         key, key_spread = jr.split(key)
         start = initial_values(
@@ -97,6 +98,8 @@ class Target:
             name: x if name in (values or {}) else _all_rows(self.structure, name, x)
             for name, x in z.items()
         }
+        if init_strategy is not init_to_prior_median:
+            return z
         flat, unravel = ravel_pytree(z)
         moved = flat + _SPREAD * jr.normal(key_spread, flat.shape, flat.dtype)
         moved = unravel(moved)
@@ -125,7 +128,7 @@ def log_terms(trace: Trace) -> tuple[Array, Array]:
     for site in trace.values():
         if site["type"] != "sample" or find(site, Noise):
             continue
-        term = jnp.sum(site["fn"].log_prob(site["value"]))
+        term = jnp.sum(site_log_prob(site))
         term = term if site["scale"] is None else site["scale"] * term
         if site["is_observed"]:
             likelihood = likelihood + term

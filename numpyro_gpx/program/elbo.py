@@ -22,9 +22,10 @@ import jax.random as jr
 import numpyro
 from jaxtyping import Array
 from numpyro import handlers
+from numpyro.distributions import Unit
 
 from numpyro_gpx.joint_beliefs import Group
-from numpyro_gpx.program.call import Call, Trace
+from numpyro_gpx.program.call import Call, Trace, site_log_prob
 from numpyro_gpx.program.latent_inputs import LatentInput, integration
 from numpyro_gpx.sites.marks import (
     Held,
@@ -174,13 +175,13 @@ def _model_term(site, guide_site, closed):
     latent = None if guide_site is None else find(guide_site, LatentInput)
     if closed and latent is not None:
         return -scaled(site, latent.kl(site["fn"]))
-    return scaled(site, jnp.sum(site["fn"].log_prob(site["value"])))
+    return scaled(site, jnp.sum(site_log_prob(site)))
 
 
 def _guide_term(site, draw_latents):
     latent = find(site, LatentInput)
     if latent is None or latent.weights is None or draw_latents:
-        return scaled(site, jnp.sum(site["fn"].log_prob(site["value"])))
+        return scaled(site, jnp.sum(site_log_prob(site)))
     log_q = jax.vmap(site["fn"].log_prob)(latent.points)  # (S, N)
     return scaled(site, latent.weights @ jnp.sum(log_q, axis=-1))
 
@@ -234,7 +235,9 @@ def check_match(model_trace, guide_trace) -> None:
     observed = sorted(
         name
         for name, site in guide_trace.items()
-        if site["type"] == "sample" and site["is_observed"]
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and not isinstance(site["fn"], Unit)  # a `numpyro.factor`, as in `AutoDAIS`
     )
     if observed:
         raise ValueError(

@@ -24,6 +24,7 @@ from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 from numpyro_gpx import checks
+from numpyro_gpx.program.call import site_log_prob
 from numpyro_gpx.program.elbo import (
     Loss,
     check_match,
@@ -101,7 +102,7 @@ class ImportanceWeighted(Loss):
         bound = scale[0] * jnp.sum(log_mean) + jnp.mean(rest)
         for name, site in guide_trace.items():
             if site["type"] == "sample" and name not in {*latents, *held}:
-                log_q = jnp.sum(site["fn"].log_prob(site["value"]))
+                log_q = jnp.sum(site_log_prob(site))
                 bound = bound - scaled(site, log_q)
         return bound
 
@@ -122,8 +123,8 @@ def _split(trace, held: set[str], latents, log_q):
             continue
         if plates & {frame.name for frame in site["cond_indep_stack"]}:
             own = scaled(site, jnp.ones(())) / factor
-            rows = rows + own * site["fn"].log_prob(site["value"])
+            rows = rows + own * site_log_prob(site)
         else:
-            log_p = jnp.sum(site["fn"].log_prob(site["value"]))
+            log_p = jnp.sum(site_log_prob(site))
             rest = rest + scaled(site, log_p)
     return rows, factor, rest

@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.call import Call, Trace
 from numpyro_gpx.program.closure_digest import array_digest
 from numpyro_gpx.program.compile_cache import compiled
@@ -74,9 +75,9 @@ class Look:
             return _outputs(self.trace, calls, list(seen.calls))
 
         flat = jax.tree.leaves(arrays)
-        self.jaxpr, shapes = jax.make_jaxpr(everything, return_shape=True)(
-            flat, jr.key(0)
-        )
+        look = jax.make_jaxpr(everything, return_shape=True)
+        with one_at_a_time():
+            self.jaxpr, shapes = look(flat, jr.key(0))
         self._flat = [*flat, jr.key(0)]
         self._num_arguments = len(flat)
         paths = jax.tree_util.tree_leaves_with_path(shapes)

@@ -37,15 +37,17 @@ class Program:
         observed: Targets of the observed sites, as the model hands them over.
         targets: Observed site to the argument that holds its targets.
         units: What each plate subsamples.
+        checked: Whether its data were checked.
     """
 
-    def __init__(self, call: Call):
+    def __init__(self, call: Call, *, discrete: bool = False):
         self.call = self.batched = call
         self._look = Look(call)
-        self.structure: Structure = structure_of(self._look.trace)
+        self.structure: Structure = structure_of(self._look.trace, discrete=discrete)
         self.batched_structure = self.structure
         self._read = contents(without_arrays(call))
-        self._checked: set[str] = set()
+        self.checked = False
+        self._known_shapes: set[str] = set()
 
     @classmethod
     def of(cls, call: Call, batch_size: int | None = None) -> Program:
@@ -73,15 +75,21 @@ class Program:
             trace = program.batched.abstract_trace()
             program.batched_structure = structure_of(trace)
             check_batched(program.batched, trace, program.batched_structure)
+        program.checked = True
         return program
 
     @classmethod
-    def unchecked(cls, call: Call) -> Program:
-        """Look at a call whose data somebody else has answered for."""
-        program = cls(call.batched(None))
+    def unchecked(cls, call: Call, *, discrete: bool = False) -> Program:
+        """Look at a call whose data somebody else has answered for.
+
+        Args:
+            call: The model with its arguments.
+            discrete: Whether latent sites may be discrete, as draws may be.
+        """
+        program = cls(call.batched(None), discrete=discrete)
         if call.batch_size is not None:
             program.batched = call
-            program.batched_structure = structure_of(call)
+            program.batched_structure = structure_of(call, discrete=discrete)
         return program
 
     @property
@@ -203,12 +211,12 @@ class Program:
         arrays = call.arrays()
         if self._look.takes_columns and all(map(not_jax_tracer, arrays)):
             known += "".join(map(array_digest, arrays))
-        if known in self._checked:
+        if known in self._known_shapes:
             return
         look = Look(call)
         check_indexed(call, look.indexed, plate_sizes(look.trace))
         look.check_taken()
-        self._checked.add(known)
+        self._known_shapes.add(known)
 
 
 def _check_takes_rows(call: Call) -> None:

@@ -38,6 +38,7 @@ class LatentSite(NamedTuple):
             those of the data.
         plates: Names of the subsampled plates around it, with their axis in the value
             counted from the left.
+        discrete: Whether its values are labels or counts, which nothing transforms.
     """
 
     shape: tuple[int, ...]
@@ -50,6 +51,7 @@ class LatentSite(NamedTuple):
     inner: bool
     row_local: bool
     plates: dict[str, int]
+    discrete: bool = False
 
     @property
     def is_gp(self) -> bool:
@@ -58,6 +60,8 @@ class LatentSite(NamedTuple):
     @property
     def is_real(self) -> bool:
         """Whether the support is the real line, so that nothing is transformed."""
+        if self.discrete:
+            return False
         transform = self.transform
         while isinstance(transform, IndependentTransform):
             transform = transform.base_transform
@@ -105,6 +109,11 @@ class Structure(NamedTuple):
         )
 
     @property
+    def discrete(self) -> tuple[str, ...]:
+        """Names of the latent sites whose values are labels or counts."""
+        return tuple(name for name, site in self.latents.items() if site.discrete)
+
+    @property
     def integrated(self) -> tuple[str, ...]:
         """Names of the other sites that Gaussian guides hold a belief about."""
         return tuple(name for name, site in self.latents.items() if site.integrated)
@@ -118,6 +127,22 @@ class Structure(NamedTuple):
     def row_sites(self) -> tuple[str, ...]:
         """Names of the latent sites that each row of the data has of its own."""
         return tuple(n for n, site in self.latents.items() if site.row_local)
+
+    def observed_site(self, site: str | None = None) -> str:
+        """The observed site called `site`, or the only one."""
+        names = self.observed
+        if site is None and len(names) == 1:
+            return names[0]
+        if not names:
+            raise ValueError(
+                "The model observes no data that could be predicted or scored; use "
+                "`fit.draws()`."
+            )
+        if site not in names:
+            raise ValueError(
+                f"`site` must be one of the observed sites {list(names)}; got {site!r}."
+            )
+        return site
 
     def without_rows(self) -> Structure:
         """The structure without the latent sites of the rows."""
@@ -138,8 +163,14 @@ class Structure(NamedTuple):
         return {n: self.latents[n].transform.inv(x) for n, x in values.items()}
 
 
-def structure_of(found: Call | Trace) -> Structure:
-    """The sites of a call, or of its trace; nothing is computed."""
+def structure_of(found: Call | Trace, *, discrete: bool = False) -> Structure:
+    """The sites of a call, or of its trace; nothing is computed.
+
+    Args:
+        found: The call or its trace.
+        discrete: Whether latent sites may be discrete: where there are draws of them
+            already. What is to be fitted here may have none.
+    """
     trace = found.abstract_trace() if isinstance(found, Call) else found
     every = _plates(trace)
     plates = {n: p for n, p in every.items() if p.subsample_size < p.size}
@@ -163,6 +194,8 @@ def structure_of(found: Call | Trace) -> Structure:
         elif find(site, Noise):
             noise[name] = jnp.shape(site["value"])
         else:
+            if not discrete:
+                _check_continuous(name, site["fn"])
             latents[name] = _latent_site(name, site, plates, row_plates, inner)
     names = tuple(observed), tuple(params)
     return Structure(latents, noise, *names, plates, row_plates)
@@ -200,6 +233,16 @@ def _plates(trace):
     return plates
 
 
+def _check_continuous(name: str, fn) -> None:
+    if not made_here(fn) and fn.support.is_discrete:
+        raise ValueError(
+            f"Site `{name}` is discrete ({type(fn).__name__}); the engines here need "
+            "continuous latent sites. Marginalise it, or sample it with "
+            "`numpyro.infer.DiscreteHMCGibbs` and make a fit of its draws: "
+            "`gpx.Fit.from_mcmc(mcmc, X, y)`."
+        )
+
+
 def _latent_site(name, site, plates, row_plates, inner) -> LatentSite:
     fn, value = site["fn"], site["value"]
     if made_here(fn):
@@ -207,17 +250,12 @@ def _latent_site(name, site, plates, row_plates, inner) -> LatentSite:
             f"Site `{name}` has no targets. Pass them to the model, and to its `obs=`."
         )
     support = fn.support
-    if support.is_discrete:
-        raise ValueError(
-            f"Site `{name}` is discrete ({type(fn).__name__}); the engines here need "
-            "continuous latent sites. Marginalise it, or use numpyro's enumeration."
-        )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support)):
         raise ValueError(
             f"The support of site `{name}` depends on other sites. Reparameterise it, "
             "for example as a scaled unit-interval variable."
         )
-    transform = biject_to(support)
+    transform = IdentityTransform() if support.is_discrete else biject_to(support)
     shape = jnp.shape(value)
     batch_ndim = len(shape) - len(fn.event_shape)
     axes = {
@@ -237,4 +275,5 @@ def _latent_site(name, site, plates, row_plates, inner) -> LatentSite:
         name in inner,
         any(frame.name in row_plates for frame in site["cond_indep_stack"]),
         axes,
+        support.is_discrete,
     )

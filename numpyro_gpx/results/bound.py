@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import one_at_a_time
+from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.elbo import ELBO, Loss
-from numpyro_gpx.results.posteriors import GuidePosterior
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import GuidePosterior, Posterior
 from numpyro_gpx.results.predict import bound_estimates
 
-if TYPE_CHECKING:
-    from numpyro_gpx.results.fit import Fit
-
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "bound_of"]
 
 
 class Estimate(NamedTuple):
@@ -25,12 +24,24 @@ class Estimate(NamedTuple):
     standard_error: float
 
 
-def estimate(fit: Fit, loss: Loss, num_particles: int, key) -> Estimate:
-    """The mean of `num_particles` estimates of a loss; NaN for samplers.
+def bound_of(
+    program: Program,
+    call: Call,
+    posterior: Posterior,
+    loss: Loss,
+    num_particles: int,
+    key=None,
+) -> Estimate:
+    """The mean of estimates of a loss; NaN for samplers.
 
-    One is enough where nothing is drawn.
+    Args:
+        program: The model.
+        call: It with its arguments, on all rows or on minibatches.
+        posterior: A guide with its parameters.
+        loss: What is estimated.
+        num_particles: How many estimates; one is enough where nothing is drawn.
+        key: Random key; by default always the same.
     """
-    posterior = fit.posterior
     if not isinstance(posterior, GuidePosterior):
         return Estimate(float("nan"), float("nan"))
     by_rule = isinstance(loss, ELBO) and not loss.draw_latents
@@ -39,13 +50,12 @@ def estimate(fit: Fit, loss: Loss, num_particles: int, key) -> Estimate:
         if by_rule
         else posterior.deterministic_given_beliefs()
     )
-    if exact and not (fit.batch_size or fit.structure.noise):
+    if exact and not (call.batch_size or program.structure.noise):
         num_particles = 1
-    fit.program.check_unchanged()
-    call = fit.call.batched(fit.batch_size)
-    keys = jr.split(fit.key if key is None else key, num_particles)
-    with single_blas_thread():
-        found = bound_estimates(call, posterior.guide, fit.params, keys, loss)
+    program.check_unchanged()
+    keys = jr.split(jr.key(0) if key is None else key, num_particles)
+    with one_at_a_time():
+        found = bound_estimates(call, posterior.guide, posterior.params, keys, loss)
     values = np.asarray(found)
     error = 0.0
     if num_particles > 1:

@@ -6,30 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.random as jr
 import numpy as np
 
-from numpyro_gpx import checks
-from numpyro_gpx.numerics.threads import single_blas_thread
+from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.call import Call
-from numpyro_gpx.program.elbo import ELBO, Loss
-from numpyro_gpx.program.program import Program
-from numpyro_gpx.program.structure import Structure
+from numpyro_gpx.program.elbo import Loss
+from numpyro_gpx.program.options import takes_options
+from numpyro_gpx.results import queries
 from numpyro_gpx.results.arviz import to_arviz
-from numpyro_gpx.results.bound import Estimate, estimate
+from numpyro_gpx.results.bound import Estimate, bound_of
+from numpyro_gpx.results.contents import FitContents
 from numpyro_gpx.results.from_numpyro import mcmc_parts, svi_parts
-from numpyro_gpx.results.posteriors import GuidePosterior, Moments, Posterior
-from numpyro_gpx.results.predict import (
-    Problem,
-    latent_draws,
-    parts_at,
-    sites_at,
-    sites_in_pieces,
-)
+from numpyro_gpx.results.posteriors import GuidePosterior, Moments
+from numpyro_gpx.results.predict import Problem
 from numpyro_gpx.results.prediction import Prediction
-from numpyro_gpx.results.row_chunks import row_chunks, row_values
-from numpyro_gpx.results.samplers import approximation_of
+from numpyro_gpx.results.prior import prior_parts
 from numpyro_gpx.results.save import save
+from numpyro_gpx.results.site_draws import with_deterministic
+from numpyro_gpx.results.summary import summary
 
 __all__ = ["Fit"]
 
@@ -37,68 +31,12 @@ __all__ = ["Fit"]
 _CHUNK_ROWS = 1024
 
 
-class Fit:
+class Fit(FitContents):
     """The result of fitting a model, whatever the engine.
 
-    Args:
-        program: The model with its training arguments, and what was found there.
-        posterior: Draws, or a guide with its parameters.
-        engine: `"svi"`, `"lbfgs"`, `"nuts"`, `"sghmc"`, ...
-        params: Values of `numpyro.param`s in the model.
-        seconds: Wall-clock time of the fit, compilation included.
-        info: What the engine recorded: losses, divergences, step sizes.
-        batch_size: Rows of a minibatch, if the fit used any.
-        sample_stats: Per-draw records `(chains, draws)`, for ArviZ.
-        loss: What a variational fit minimised; `gpx.infer.ELBO()` if left out.
+    Made by `gpx.fit` and its short forms, by `gpx.load`, and from what plain NumPyro
+    returns. What it holds are attributes, listed at `FitContents`.
     """
-
-    def __init__(
-        self,
-        program: Program,
-        posterior: Posterior,
-        *,
-        engine: str,
-        params: dict | None = None,
-        seconds: float = float("nan"),
-        info: dict[str, Any] | None = None,
-        batch_size: int | None = None,
-        sample_stats: dict | None = None,
-        loss: Loss | None = None,
-    ):
-        self.program = program
-        self.posterior = posterior
-        self.engine = engine
-        self.params = params or {}
-        self.seconds = seconds
-        self.info = info or {}
-        self.batch_size = batch_size
-        self.sample_stats = sample_stats or {}
-        self.loss = ELBO() if loss is None else loss
-        self._components: dict[tuple[int | None, bool], Any] = {}
-
-    def __repr__(self) -> str:
-        sites = ", ".join(self.structure.latents)
-        return f"Fit({self.engine}, {self.target} target; sites: {sites})"
-
-    @property
-    def model(self) -> Callable:
-        """The NumPyro function."""
-        return self.program.model
-
-    @property
-    def call(self) -> Call:
-        """The model with its training arguments."""
-        return self.program.call
-
-    @property
-    def structure(self) -> Structure:
-        """The model's sites."""
-        return self.program.structure
-
-    @property
-    def jitter(self) -> float | None:
-        """Relative jitter that was used; `None` for the default."""
-        return self.program.call.jitter
 
     @classmethod
     def from_svi(cls, svi, result, *args, key=None, **kwargs) -> Fit:
@@ -119,6 +57,9 @@ class Fit:
     ) -> Fit:
         """A fit from plain NumPyro MCMC that has run.
 
+        Latent sites may be discrete, as of `DiscreteHMCGibbs`: predictions average over
+        their draws.
+
         Args:
             mcmc: The `numpyro.infer.MCMC`.
             args: Arguments of the model, as given to `mcmc.run`.
@@ -129,32 +70,38 @@ class Fit:
         parts = mcmc_parts(mcmc, *args, engine=engine, params=params, **kwargs)
         return cls(**parts)
 
-    @property
-    def target(self) -> str:
-        """What the model's density is: `"exact"`, or the `"sparse"` approximation.
+    @classmethod
+    @takes_options
+    def from_prior(
+        cls, model, *args, key, num_draws: int = 1000, params=None, **kwargs
+    ) -> Fit:
+        """Draws of the prior, for coherent functions and predictions before any data.
 
-        The engine adds an approximation of its own (`approximation`).
+        `Fit.from_prior(model, X, key=key).functions(key, 10)(X)` draws ten functions.
+        (NumPyro's `Predictive` draws the rows of a GP independently, given `v`.)
+
+        Args:
+            model: A NumPyro function.
+            args: Its arguments; targets may be left out.
+            key: Random key.
+            num_draws: How many draws of the latent sites.
+            params: Values of the model's `numpyro.param`s.
+            kwargs: Its keyword arguments.
         """
-        return self.program.target
-
-    @property
-    def approximation(self) -> str:
-        """How the draws relate to the target density."""
-        return approximation_of(self.engine)
-
-    @property
-    def is_mcmc(self) -> bool:
-        """Whether the draws form Markov chains."""
-        return not self.posterior.independent
+        parts = prior_parts(
+            model, *args, key=key, num_draws=num_draws, params=params, **kwargs
+        )
+        return cls(**parts)
 
     def chains(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
-        """Draws by site, `(chains, draws, ...)`.
+        """Draws by site, `(chains, draws, ...)`, deterministic sites included.
 
         Args:
             num_draws: Draws in all, rounded up to equal chains; by default all of a
                 sampler's, of which there cannot be more, or 1000 of a guide's.
         """
-        return self.posterior.chains(num_draws)
+        chains = self.posterior.chains(num_draws)
+        return with_deterministic(self.program, self.params, chains)
 
     def draws(self, num_draws: int | None = None) -> dict[str, np.ndarray]:
         """Draws by site, `(draws, ...)`, chains one after the other.
@@ -166,6 +113,19 @@ class Fit:
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in chains.items()}
         return {name: x[:num_draws] for name, x in flat.items()}
 
+    def summary(self, sites=None, *, num_draws: int | None = None):
+        """A table of means, standard deviations and intervals, as ArviZ makes it.
+
+        Args:
+            sites: Names of sites; by default all but GPs and latent inputs.
+            num_draws: How many draws; see `chains`.
+
+        Returns:
+            A `pandas.DataFrame`; of chains with ESS and R-hat.
+        """
+        return summary(self, sites, num_draws)
+
+    @takes_options
     def predict(
         self, *args, of=None, site=None, num_components=None, given=None,
         chunk_rows=_CHUNK_ROWS, **kwargs,
@@ -173,7 +133,8 @@ class Fit:
         """Predict at new arguments of the model, targets left out.
 
         Gaussian beliefs are integrated exactly; draws are averaged over. Row-local
-        sites and noise are drawn from their prior.
+        sites and noise are drawn from their prior. Works inside `jax.jit`, `jax.grad`
+        and `jax.vmap`.
 
         Args:
             args: Arguments of the model, e.g. `X_test`. A model without inputs takes
@@ -189,19 +150,12 @@ class Fit:
                 training; `None` computes all rows in one piece.
             kwargs: Keyword arguments of the model.
         """
-        problem = self.problem(site)
         if given and not args and not self.call.takes_inputs:
             kwargs.setdefault("num_rows", len(next(iter(given.values()))))
-        call = self.new_call(*args, **kwargs)
-        given = row_values(self.structure, given, call.num_rows)
-        components = self.global_components(num_components, given)
-        pieces = list(row_chunks(self.program, call, problem.site, chunk_rows, given))
-        with single_blas_thread():
-            found = sites_in_pieces(
-                problem, components, pieces, self.key, of=of,
-                trained=self.program.observation(problem.site).needs_training,
-            )  # fmt: skip
-        return Prediction(found, [size for *_, size in pieces], self.key)
+        return queries.predicted(
+            self, self.new_call(*args, **kwargs), of=of, site=site,
+            num_components=num_components, given=given, chunk_rows=chunk_rows,
+        )  # fmt: skip
 
     def replicate(self, *, site=None, num_components=None) -> Prediction:
         """The predictive distribution of new targets at the training rows.
@@ -209,10 +163,7 @@ class Fit:
         Unlike `predict`, it keeps the posterior of row-local sites.
         """
         components = self._all_components(num_components)
-        with single_blas_thread():
-            fn = sites_at(self.problem(site), components, self.call, self.key, of=None)
-        shape = jax.eval_shape(lambda fn: jax.vmap(lambda f: f.mean)(fn), fn).shape
-        return Prediction([fn], [shape[1]], self.key)
+        return queries.replicated(self, site, components)
 
     def latent_inputs(self, site: str | None = None) -> Moments:
         """Posterior mean and standard deviation of the rows' latent inputs.
@@ -230,7 +181,9 @@ class Fit:
             )
         return Moments(*map(np.asarray, self.posterior.moments(site)))
 
-    def parts(self, *args, site=None, num_components=None, **kwargs):
+    def parts(
+        self, *args, site=None, num_components=None, **kwargs
+    ) -> dict[str, Prediction]:
         """Posterior of each summand of the latent function, by label.
 
         A sum of GPs falls into its GPs, a sum kernel into its parts, labelled `f[0]`,
@@ -241,19 +194,9 @@ class Fit:
             site: Observed site; may be left out if there is one.
             num_components: Posterior draws to average over.
             kwargs: Keyword arguments of the model.
-
-        Returns:
-            A dictionary of `Prediction`s of the parts of the function.
         """
-        problem = self.problem(site)
-        components = self.global_components(num_components)
         call = self.new_call(*args, **kwargs)
-        with single_blas_thread():
-            parts = parts_at(problem, components, call, self.key)
-        return {
-            name: Prediction([fn], [fn.latent.mean.shape[1]], self.key)
-            for name, fn in parts.items()
-        }
+        return queries.parts(self, call, site=site, num_components=num_components)
 
     def functions(self, key, num_draws: int, *, site=None) -> Callable:
         """Coherent draws of the latent function.
@@ -268,36 +211,60 @@ class Fit:
             values `(num_draws, N)` or `(num_draws, N, P)`, rows jointly drawn. Ask for
             all rows in one call; each call forms their N x N covariance.
         """
-        problem = self.problem(site)
-        checks.key(key)
-        checks.at_least("num_draws", num_draws, 1)
-        key_draws, key_rest = jr.split(key)
-        drawn = self.posterior.sample(key_draws, num_draws)
-        draws = {name: drawn[name] for name in self.structure.global_sites}
+        return queries.functions(self, key, num_draws, site=site)
 
-        def values(*args, **kwargs) -> np.ndarray:
-            call = self.new_call(*args, **kwargs)
-            with single_blas_thread():
-                return np.asarray(latent_draws(problem, draws, call, key_rest))
+    def full_cov(self, *args, site=None, num_components=None, **kwargs):
+        r"""Covariance of the latent function between rows, `(N, N)` or `(P, N, N)`.
 
-        return values
+        :math:`\mathrm E[\mathrm{cov}(f \mid \theta)] + \mathrm{cov}(\mathrm E[f \mid
+        \theta])`, over posterior draws of what is not integrated exactly.
 
-    def elbo(self, num_particles: int = 200, *, key=None) -> Estimate:
+        Args:
+            args: Arguments of the model, e.g. `X_test`.
+            site: Observed site; may be left out if there is one.
+            num_components: Posterior draws to average over.
+            kwargs: Keyword arguments of the model.
+        """
+        call = self.new_call(*args, **kwargs)
+        return queries.row_covariance(
+            self, call, site=site, num_components=num_components
+        )
+
+    def elbo(
+        self, num_particles: int = 200, *, key=None, all_rows: bool = False
+    ) -> Estimate:
         """Estimate the bound on the training data; NaN for samplers.
 
-        Uses minibatches of the fit's `batch_size` if it had one. Latent inputs are
-        drawn, so that it is a bound whatever their rule; a fit of the
+        Latent inputs are drawn, so that it is a bound whatever their rule; a fit of the
         importance-weighted bound reports that one.
-        """
-        return estimate(self, self.loss.bound(), num_particles, key)
 
-    def objective(self, num_particles: int = 200, *, key=None) -> Estimate:
+        Args:
+            num_particles: How many estimates are averaged.
+            key: Random key; by default always the same.
+            all_rows: Whether each estimate uses all rows, also of a fit on minibatches;
+                otherwise those of a minibatch, which cost less and vary more.
+        """
+        return self._estimate(self.loss.bound(), num_particles, key, all_rows)
+
+    def objective(
+        self, num_particles: int = 200, *, key=None, all_rows: bool = False
+    ) -> Estimate:
         """What the fit maximised, on the training data; NaN for samplers.
 
         Differs from `elbo` where latent inputs are integrated by a rule: with one of
         low order it is no bound.
+
+        Args:
+            num_particles: How many estimates are averaged.
+            key: Random key; by default always the same.
+            all_rows: As in `elbo`.
         """
-        return estimate(self, self.loss, num_particles, key)
+        return self._estimate(self.loss, num_particles, key, all_rows)
+
+    def _estimate(self, loss: Loss, num_particles, key, all_rows: bool) -> Estimate:
+        call = self.call.batched(None if all_rows else self.batch_size)
+        key = self.key if key is None else key
+        return bound_of(self.program, call, self.posterior, loss, num_particles, key)
 
     @property
     def integrates_latents(self) -> bool:
@@ -318,26 +285,25 @@ class Fit:
 
         Args:
             num_draws: Draws in all; by default all of a sampler's, 1000 of a guide's.
-            log_likelihood: Whether to compute pointwise densities. `log_likelihood`
-                holds :math:`\log\int p(y_n \mid f)\,p(f \mid v, \theta)\,df`, and
-                `expected_log_likelihood` what the target density sums over.
+            log_likelihood: Whether to compute pointwise densities.
+                `log_predictive_density` holds :math:`\log\int p(y_n \mid f)\,
+                p(f \mid v, \theta)\,df`, and `expected_log_likelihood` what the
+                target density sums over; `gpx.loo` needs both. Where they are one, for
+                chains of an exact target, the first is called `log_likelihood`, and
+                `arviz.loo` takes it.
             posterior_predictive: Whether to draw new targets for the training rows.
 
         Returns:
-            Groups posterior, posterior_predictive, log_likelihood,
-            expected_log_likelihood, sample_stats, observed_data; of a model without
-            data, the posterior alone.
+            Groups posterior, posterior_predictive, log_predictive_density or
+            log_likelihood, expected_log_likelihood, sample_stats, observed_data; of a
+            model without data, the posterior alone; of draws of the prior, prior and
+            prior_predictive.
         """
         return to_arviz(self, num_draws, log_likelihood, posterior_predictive)
 
     def save(self, path) -> None:
         """Write the fit to `path` (NumPy archive, no pickle); see `gpx.load`."""
-        save(self, path)
-
-    @property
-    def key(self):
-        """The key of what must not change from call to call, nor after loading."""
-        return jr.key(0)
+        save(self, path, stacklevel=2)
 
     def problem(self, site=None) -> Problem:
         """What is needed to evaluate the model at one observed site.
@@ -345,7 +311,8 @@ class Fit:
         Raises if the model reads other values than it did at the fit.
         """
         self.program.check_unchanged()
-        return Problem(self.call, self.params, self.observed_site(site))
+        found = self.structure.observed_site(site)
+        return Problem(self.call, self.params, found, self.is_prior)
 
     def new_call(self, *args, **kwargs) -> Call:
         """The model at new arguments, checked."""
@@ -353,22 +320,6 @@ class Fit:
         # Let the model complain of shapes before rows are padded.
         self.program.check_new(call)
         return call
-
-    def observed_site(self, site: str | None = None) -> str:
-        """The observed site called `site`, or the only one."""
-        names = self.structure.observed
-        if site is None and len(names) == 1:
-            return names[0]
-        if not names:
-            raise ValueError(
-                "The model observes no data that could be predicted or scored; use "
-                "`fit.draws()`."
-            )
-        if site not in names:
-            raise ValueError(
-                f"`site` must be one of the observed sites {list(names)}; got {site!r}."
-            )
-        return site
 
     def global_components(self, number: int | None = None, given=()) -> dict[str, Any]:
         """Values of global sites, draws or beliefs, with a leading axis.
@@ -388,7 +339,7 @@ class Fit:
         random_rows = bool(drawn - set(given))
         if (number, random_rows) not in self._components:
             # Inside somebody's `jit` it would be a tracer, and kept.
-            with single_blas_thread(), jax.ensure_compile_time_eval():
+            with one_at_a_time(), jax.ensure_compile_time_eval():
                 self._components[number, random_rows] = self.posterior.components(
                     number, random_rows=random_rows
                 )

@@ -8,14 +8,19 @@ from numpyro_gpx.results.save import read
 __all__ = ["load"]
 
 
-def load(path, model) -> Fit:
+def load(path, model, *, guide=None) -> Fit:
     """Read a fit written by `Fit.save`.
 
     Args:
         path: The file.
         model: The model that was fitted; functions are not saved.
+        guide: The guide that was fitted, if it is one that cannot be made again from a
+            file (`Fit.save` warns of that).
 
     Returns:
         A fit whose predictions equal those of the saved one.
+
+    Raises:
+        ValueError: If the file is damaged, or the model or the guide another one.
     """
-    return Fit(**read(path, model))
+    return Fit(**read(path, model, guide))

@@ -18,7 +18,8 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.program.call import Call
+from numpyro_gpx.numerics.threads import one_at_a_time
+from numpyro_gpx.program.call import Call, site_log_prob
 from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.latent_inputs import LatentInput
 from numpyro_gpx.sites.marks import Held, find, held_beliefs, is_auxiliary
@@ -82,11 +83,15 @@ class ChainPosterior(Posterior):
     Args:
         draws: `(chains, draws, ...)` by site.
         independent: Whether they are independent draws of a saved guide.
+        fixed: Sites that were not sampled but fixed.
     """
 
-    def __init__(self, draws: dict, *, independent: bool = False):
+    def __init__(
+        self, draws: dict, *, independent: bool = False, fixed: tuple[str, ...] = ()
+    ):
         self.draws = {name: np.asarray(x) for name, x in draws.items()}
         self.independent = independent
+        self.fixed = fixed
 
     def chains(self, num_draws=None):
         if num_draws is None or not self.draws:
@@ -187,7 +192,8 @@ class GuidePosterior(Posterior):
             trace = _guide_trace(self.guide, self.params, self.call, key)
             kinds.extend(_Kind.of(s) for s in trace.values() if s["type"] == "sample")
 
-        jax.eval_shape(look, self.key)
+        with one_at_a_time():
+            jax.eval_shape(look, self.key)
         return kinds
 
     def moments(self, site):
@@ -283,7 +289,7 @@ def _draw(guide, params, call, keys):
     def one(key):
         trace = _guide_trace(guide, params, call, key)
         log_q = sum(
-            jnp.sum(site["fn"].log_prob(site["value"]))
+            jnp.sum(site_log_prob(site))
             for site in trace.values()
             if site["type"] == "sample"
         )

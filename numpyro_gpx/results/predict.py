@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 
-from numpyro_gpx.processes.latent import Latent
+from numpyro_gpx.processes.latent import Gaussian, Latent
 from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.density import log_terms
 from numpyro_gpx.program.structure import structure_of
-from numpyro_gpx.sites.gp_calls import drawn_functions, recorded_calls
+from numpyro_gpx.sites.gp_calls import drawn_functions, joint_rows, recorded_calls
 from numpyro_gpx.sites.observation import Observation, observation
 from numpyro_gpx.sites.predictive import FromLatent
 
@@ -27,6 +27,7 @@ __all__ = [
     "Pointwise",
     "Problem",
     "bound_estimates",
+    "latent_cov",
     "latent_draws",
     "parts_at",
     "pointwise",
@@ -45,11 +46,13 @@ class Problem(NamedTuple):
         train: The call that was fitted; only `gpx.exact` looks at its targets.
         params: Values of the model's `numpyro.param`s.
         site: The observed site in question.
+        from_prior: Whether draws are of the prior, which knows of no training rows.
     """
 
     train: Call
     params: dict
     site: str
+    from_prior: bool = False
 
 
 class Pointwise(NamedTuple):
@@ -130,6 +133,11 @@ def latent_draws(problem: Problem, components, call: Call, key):
     return run(_latent_draws, problem, components, call, key)
 
 
+def latent_cov(problem: Problem, components, call: Call, key):
+    """Mean `(S, N, *P)` and covariance between rows `(S, *P, N, N)` by component."""
+    return run(_latent_cov, problem, components, call, key)
+
+
 def parts_at(problem: Problem, components, call: Call, key):
     """Marginals of each summand of the latent function, by label."""
     return run(_parts_at, problem, components, call, key)
@@ -168,12 +176,15 @@ def _sites_in_chunks(problem, components, stacked, key, of):
     arrays, static = eqx.partition(stacked, eqx.is_array)
 
     def one(component, key):
-        state = _training_state(problem, component, key)
+        state = None
+        if not problem.from_prior:
+            state = _training_state(problem, component, key)
 
         def chunk(arrays):
             call = eqx.combine(arrays, static)
             values = {**problem.params, **component}
-            found = observation(call.trace(values, key)[problem.site]).given(state)
+            found = observation(call.trace(values, key)[problem.site])
+            found = found.given(found.untrained() if state is None else state)
             if of is None:
                 return found.predictive()
             return FromLatent(_function(of, problem.site, found, {}).bare())
@@ -200,6 +211,30 @@ def _latent_draws(problem, components, call, key):
             # GPs inside were drawn, so that nothing is left to draw; a function that
             # was marginalised is drawn here.
             return found.joint_latent().sample(key_functions)
+
+    return _map(one, components, key)
+
+
+def _latent_cov(problem, components, call, key):
+    def one(component, key):
+        with joint_rows():
+            latent = _observed(problem, component, call, key).joint_latent()
+        if not isinstance(latent, Gaussian) or latent.moments_only:
+            raise ValueError(
+                f"The latent function at site `{problem.site}` is a product; the "
+                "covariance between its rows is that of draws: `fit.functions(key, "
+                "1000)(X)`."
+            )
+        if latent.row_cov is None and latent.outputs_depend:
+            raise ValueError(
+                f"Outputs of the latent function at site `{problem.site}` depend on "
+                "each other, as in `A @ g(X)`; the covariance between rows is that of "
+                "draws: `fit.functions(key, 1000)(X)`."
+            )
+        if latent.row_cov is None:  # nothing random in it
+            var = jnp.moveaxis(latent.var, 0, -1)
+            return latent.mean, var[..., None] * jnp.eye(var.shape[-1], dtype=var.dtype)
+        return latent.mean, latent.row_cov
 
     return _map(one, components, key)
 
@@ -283,6 +318,8 @@ def _observed(problem: Problem, component, call: Call, key) -> Observation:
     found = observation(call.trace(values, key)[problem.site])
     if not found.needs_training:
         return found
+    if problem.from_prior:
+        return found.given(found.untrained())
     return found.given(_training_state(problem, component, key))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.scipy.special import logsumexp
+from numpyro.util import not_jax_tracer
 
 from numpyro_gpx import checks
 from numpyro_gpx.program.compile_cache import run
+from numpyro_gpx.results import mixtures
 
 __all__ = ["Prediction"]
 
@@ -41,19 +41,32 @@ class Prediction:
     def __len__(self) -> int:
         return sum(self._sizes)
 
-    @functools.cached_property
-    def _chunk_moments(self):
-        """Means and variances of each chunk, its padding included."""
-        return [run(_mixture_moments, chunk) for chunk in self._chunks]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the targets, `(N,)` or `(N, P)`."""
+        return len(self), *mixtures.shape_of(self._chunks[0])[1:]
 
     @functools.cached_property
     def _moments(self):
-        parts = zip(*self._chunk_moments, strict=True)
-        return tuple(self._join(list(part)) for part in parts)
+        self._refuse_labels("moments")
+        found = [run(mixtures.moments, chunk) for chunk in self._chunks]
+        return tuple(self._join(list(part)) for part in zip(*found, strict=True))
+
+    def _refuse_labels(self, what: str) -> None:
+        """Raise if targets are labels without an order."""
+        if mixtures.first(self._chunks[0]).nominal:
+            raise ValueError(
+                f"The targets are labels without an order, and have no {what}; use "
+                "`probabilities`, or `draws`."
+            )
 
     @property
     def mean(self) -> np.ndarray:
-        """Predictive mean, `(N,)` or `(N, P)`."""
+        """Predictive mean, `(N,)` or `(N, P)`.
+
+        Labels without an order (`Categorical`, `RobustMax`) have none, nor variances or
+        quantiles: see `probabilities`.
+        """
         return self._shift + self._scale * self._moments[0]
 
     @property
@@ -64,14 +77,17 @@ class Prediction:
     @functools.cached_property
     def cov(self) -> np.ndarray:
         """Covariance between the outputs of each row, `(N, P, P)`."""
-        pieces = [run(_mixture_cov, chunk) for chunk in self._chunks]
-        scale = np.broadcast_to(self._scale, self.mean.shape[1:])
+        self._refuse_labels("covariance")
+        pieces = [run(mixtures.cov, chunk) for chunk in self._chunks]
+        scale = np.broadcast_to(self._scale, self.shape[1:])
         return scale[:, None] * self._join(pieces) * scale[None, :]
 
     @property
     def sd(self) -> np.ndarray:
         """Predictive standard deviation."""
-        return np.sqrt(self.var)
+        # Not the root of `var`, which may be out of range where this is not.
+        root = _like(self._moments[1]).sqrt(self._moments[1])
+        return self._scale * root
 
     @functools.cached_property
     def draws(self) -> np.ndarray:
@@ -83,10 +99,11 @@ class Prediction:
         checks.key(key)
         keys = jr.split(key, len(self._chunks))
         drawn = [
-            jnp.moveaxis(run(_mixture_sample, chunk, k, num_draws), 0, 1)
+            jnp.moveaxis(run(mixtures.sample, chunk, k, num_draws), 0, 1)
             for chunk, k in zip(self._chunks, keys, strict=True)
         ]
-        return self._shift + self._scale * np.moveaxis(self._join(drawn), 1, 0)
+        draws = self._join(drawn)
+        return self._shift + self._scale * _like(draws).moveaxis(draws, 1, 0)
 
     @functools.cached_property
     def probabilities(self) -> np.ndarray:
@@ -96,7 +113,7 @@ class Prediction:
         `mean` is the probability of 1.
         """
         return self._join(
-            [run(_mixture_probabilities, chunk) for chunk in self._chunks]
+            [run(mixtures.probabilities, chunk) for chunk in self._chunks]
         )
 
     def quantile(self, q) -> np.ndarray:
@@ -106,50 +123,77 @@ class Prediction:
         normals (Gaussian likelihoods, latent functions), else those of `draws`: with
         1000 of them their levels are off by about 0.01.
         """
-        levels = np.asarray(q, float)
-        if not np.all((levels > 0.0) & (levels < 1.0)):
-            raise ValueError(f"`q` must lie between 0 and 1; got {q}.")
+        levels = _levels(q)
+        self._refuse_labels("quantiles")
         found = [self._quantile(float(level)) for level in levels.ravel()]
-        return np.stack(found).reshape(levels.shape + found[0].shape)
+        return _like(found[0]).stack(found).reshape(levels.shape + found[0].shape)
 
     def _quantile(self, level):
-        one = _first(self._chunks[0])
+        one = mixtures.first(self._chunks[0])
         if one.is_normal_mixture:
             at = jnp.asarray(level)
-            pieces = [run(_mixture_quantile, chunk, at) for chunk in self._chunks]
+            pieces = [run(mixtures.quantile, chunk, at) for chunk in self._chunks]
             return self._shift + self._scale * self._join(pieces)
-        if one.support.is_discrete:  # whole numbers stay whole
-            return np.quantile(self.draws, level, axis=0, method="inverted_cdf")
-        return np.quantile(self.draws, level, axis=0)
+        draws = self.draws
+        # Whole numbers stay whole.
+        method = "inverted_cdf" if one.support.is_discrete else "linear"
+        return _like(draws).quantile(draws, level, axis=0, method=method)
+
+    def cdf(self, y) -> np.ndarray:
+        """Predictive probability of at most `y`, entry by entry, `(N,)` or `(N, P)`.
+
+        In closed form where `quantile` is, else the share of `draws`. Over held-out
+        targets it is uniform if predictions are calibrated.
+        """
+        self._refuse_labels("order")
+        y = self._as_targets(y)
+        if not mixtures.first(self._chunks[0]).is_normal_mixture:
+            return _like(self.draws).mean(self.draws <= y, axis=0)
+        return self._of_targets(mixtures.cdf, y)
 
     def log_prob(self, y) -> np.ndarray:
         """Log predictive density of each row, `(N,)`, in the units of `y`."""
-        y = checks.real("y", np.asarray(y))
-        if y.shape != self._moments[0].shape:
-            raise ValueError(
-                f"`y` must have the shape {self._moments[0].shape} of the predictions; "
-                f"got {y.shape}."
-            )
-        checks.finite("y", y)
-        standard = (y - self._shift) / self._scale if self._rescaled else y
-        pieces, start = [], 0
-        chunks = zip(self._chunks, self._chunk_moments, self._sizes, strict=True)
-        for chunk, (mean, _), size in chunks:
-            rows = _padded(standard[start : start + size], len(mean))
-            _first(chunk).check(rows)
-            pieces.append(run(_mixture_log_prob, chunk, jnp.asarray(rows)))
-            start += size
+        y = self._as_targets(y)
         outputs = 1 if y.ndim == 1 else y.shape[1]
         # A Python float, which leaves float32 as it is.
         log_jacobian = float(np.sum(np.log(np.broadcast_to(self._scale, (outputs,)))))
-        return self._join(pieces) - log_jacobian
+        return self._of_targets(mixtures.log_prob, y) - log_jacobian
+
+    def _as_targets(self, y):
+        """`y`, checked."""
+        checks.numbers("y", y)
+        y = np.asarray(y) if not_jax_tracer(y) else y
+        if y.shape != self.shape:
+            raise ValueError(
+                f"`y` must have the shape {self.shape} of the predictions; got "
+                f"{y.shape}."
+            )
+        checks.finite("y", y)
+        return y
+
+    def _of_targets(self, fn, y):
+        """`fn(chunk, y)` of all chunks, with `y` in the units of the model."""
+        standard = (y - self._shift) / self._scale if self._rescaled else y
+        pieces, start = [], 0
+        for chunk, size in zip(self._chunks, self._sizes, strict=True):
+            rows = _padded(standard[start : start + size], mixtures.shape_of(chunk)[0])
+            if not_jax_tracer(rows):
+                mixtures.first(chunk).check(rows)
+            pieces.append(run(fn, chunk, jnp.asarray(rows)))
+            start += size
+        return self._join(pieces)
 
     def rescaled(self, shift, scale) -> Prediction:
-        """The prediction of `shift + scale * y`, with a positive scale."""
+        """The prediction of `shift + scale * y`, with a positive scale.
+
+        Both are numbers or have one entry an output, the shift also one a row.
+        """
+        self._refuse_labels("units")
+        # One factor an output: rows have no Jacobians of their own.
+        shift = _number("shift", shift, self.shape)
+        scale = _number("scale", scale, self.shape[1:])
         if not np.all(np.asarray(scale) > 0.0):
             raise ValueError(f"`scale` must be positive; got {scale}.")
-        checks.finite("scale", scale, hint="")
-        checks.finite("shift", shift, hint="")
         return Prediction(
             self._chunks,
             self._sizes,
@@ -167,88 +211,38 @@ class Prediction:
     def _join(self, pieces):
         """Concatenate chunks along rows (axis 0), without their padding."""
         kept = [x[:size] for x, size in zip(pieces, self._sizes, strict=True)]
-        if any(isinstance(x, jax.core.Tracer) for x in kept):  # inside `jit` or `grad`
-            return jnp.concatenate(kept)
-        return np.concatenate([np.asarray(x) for x in kept])
+        return _like(kept[0]).concatenate(kept)
+
+
+def _number(name: str, value, shape: tuple[int, ...]):
+    """A finite number, or numbers that spread over `shape`."""
+    checks.numbers(name, value)
+    checks.finite(name, value, hint="")
+    came = np.shape(value)
+    if came[::-1] != shape[::-1][: len(came)]:
+        or_shape = f", or have shape {shape}" if shape else ""
+        raise ValueError(f"`{name}` must be a number{or_shape}; got shape {came}.")
+    # Python's own numbers leave float32 as it is.
+    return np.asarray(value) if isinstance(value, list | tuple) else value
+
+
+def _levels(q) -> np.ndarray:
+    """Levels of quantiles as numbers."""
+    try:
+        levels = np.asarray(checks.numbers("q", q), float)
+    except (TypeError, ValueError):
+        levels = np.asarray(np.nan)
+    # Also where it is NaN, which lies nowhere.
+    if not (levels.size and np.all((levels > 0.0) & (levels < 1.0))):
+        raise ValueError(f"`q` must lie between 0 and 1; got {q}.")
+    return levels
 
 
 def _padded(rows, size):
-    return np.concatenate([rows, np.repeat(rows[-1:], size - rows.shape[0], axis=0)])
+    xp = _like(rows)
+    return xp.concatenate([rows, xp.repeat(rows[-1:], size - rows.shape[0], axis=0)])
 
 
-# Components evaluated at once: some likelihoods need many nodes for each row.
-_BATCH = 16
-
-
-def _mixture_moments(chunk):
-    means, variances = _each(lambda fn: (fn.mean, fn.variance), chunk)
-    mean = jnp.mean(means, axis=0)
-    return mean, jnp.mean(variances + (means - mean) ** 2, axis=0)
-
-
-def _mixture_log_prob(chunk, y):
-    each = _each(lambda one: one.log_prob(y), chunk)  # (S, N)
-    return logsumexp(each, axis=0) - jnp.log(each.shape[0])
-
-
-def _mixture_probabilities(chunk):
-    return jnp.mean(_each(lambda one: one.probabilities(), chunk), axis=0)
-
-
-def _mixture_cov(chunk):
-    means, covs = _each(lambda one: (one.mean, one.cov), chunk)
-    apart = means - jnp.mean(means, axis=0)
-    between = jnp.einsum("snp,snq->npq", apart, apart) / means.shape[0]
-    return jnp.mean(covs, axis=0) + between
-
-
-def _mixture_cdf(chunk, y):
-    return jnp.mean(_each(lambda one: one.cdf(y), chunk), axis=0)
-
-
-def _mixture_quantile(chunk, level):
-    """Where the distribution function reaches `level`.
-
-    The bracket starts at the mean and grows until it holds the quantile.
-    """
-    mean, var = _mixture_moments(chunk)
-    width = jnp.sqrt(var)
-
-    def grow(_, bracket):
-        low, high, width = bracket
-        low = jnp.where(_mixture_cdf(chunk, low) < level, low, low - width)
-        high = jnp.where(_mixture_cdf(chunk, high) >= level, high, high + width)
-        return low, high, 2.0 * width
-
-    def halve(_, bracket):
-        low, high = bracket
-        y = 0.5 * (low + high)
-        reached = _mixture_cdf(chunk, y) >= level
-        return jnp.where(reached, low, y), jnp.where(reached, y, high)
-
-    low, high, _ = jax.lax.fori_loop(0, 10, grow, (mean - width, mean + width, width))
-    low, high = jax.lax.fori_loop(0, 45, halve, (low, high))
-    return 0.5 * (low + high)
-
-
-def _first(chunk):
-    """The distribution of the first component."""
-    return jax.tree.map(lambda x: x[0], chunk)
-
-
-def _each(fn, chunk):
-    """`fn` of each component, a bounded number at once."""
-    return jax.lax.map(fn, chunk, batch_size=_BATCH)
-
-
-def _mixture_sample(chunk, key, num_draws: int):
-    number = jax.tree.leaves(chunk)[0].shape[0]
-    if num_draws < number:  # from all over the components, not the first chain's
-        index = np.linspace(0, number - 1, num_draws).round().astype(int)
-        chunk = jax.tree.map(lambda x: x[index], chunk)
-        number = num_draws
-    rounds = -(-num_draws // number)
-    keys = jr.split(key, number)
-    draws = jax.vmap(lambda fn, k: fn.sample(k, (rounds,)))(chunk, keys)
-    draws = jnp.moveaxis(draws, 0, 1)  # (rounds, S, N, ...): components in turn
-    return draws.reshape((-1, *draws.shape[2:]))[:num_draws]
+def _like(x):
+    """NumPy, or JAX's where values are not known yet: inside `jit`, `grad`, `vmap`."""
+    return np if not_jax_tracer(x) else jnp

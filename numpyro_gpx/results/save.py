@@ -1,108 +1,193 @@
-"""Saving fits as NumPy archives, without pickle.
+"""Fits as files: what of a fit is kept, and whether a model is the one it was made of.
 
-An archive holds arrays (parameters, training arguments, draws) and one JSON text. A
-guide of this library is rebuilt from its name, its configuration and its parameters;
-any other guide is saved as 1000 of its draws.
+A guide is made again from its name, its settings and its parameters; one that cannot
+be is kept as 1000 of its draws. The model is a function, and is not kept: its
+fingerprint is, and its log density at three draws. Where another version of JAX has
+changed the fingerprint, the densities say whether the model is the same.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import warnings
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 
-from numpyro_gpx import guides
+from numpyro_gpx import checks
+from numpyro_gpx.guides.parts.base import set_up
+from numpyro_gpx.notes import Note
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.elbo import ELBO
 from numpyro_gpx.program.importance import ImportanceWeighted
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.archive import Arrays, read_archive, write_archive
+from numpyro_gpx.results.facts import Facts
+from numpyro_gpx.results.guide_records import guide_record, rebuilt
 from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
+from numpyro_gpx.results.same_model import (
+    VERSIONS,
+    check_draws,
+    check_same,
+    compared,
+)
 
 if TYPE_CHECKING:
     from numpyro_gpx.results.fit import Fit
 
 __all__ = ["read", "save"]
 
-_FORMAT = 1
-_PLAIN = (type(None), bool, int, float, str)
 _LOSSES = {kind.__name__: kind for kind in (ELBO, ImportanceWeighted)}
+# Draws of a guide that cannot be made again.
+_KEPT_DRAWS = 1000
+# No jitter in use is larger.
+_LARGEST_JITTER = 0.01
+# What is kept as it stands.
+_FIELDS = (
+    "params", "sample_stats", "info", "seconds", "seconds_compiling", "batch_size",
+)  # fmt: skip
 
 
-def save(fit: Fit, path) -> None:
+def save(fit: Fit, path, *, stacklevel: int = 2) -> None:
     """Write `fit` to `path`."""
-    arrays: dict[str, np.ndarray] = {}
-    record: dict[str, Any] = {
-        "format": _FORMAT,
-        "engine": fit.engine,
-        "sites": _shapes(fit.structure),
-        "seconds": fit.seconds,
-        "jitter": fit.jitter,
-        "batch_size": fit.batch_size,
-        "args": [_store(arrays, f"args/{i}", x) for i, x in enumerate(fit.call.args)],
-        "kwargs": {
-            n: _store(arrays, f"kwargs/{n}", x) for n, x in fit.call.kwargs.items()
-        },
-        "loss": {"name": type(fit.loss).__name__, "config": fit.loss.config},
-        "params": _store_all(arrays, "params", fit.params),
-        "sample_stats": _store_all(arrays, "sample_stats", fit.sample_stats),
-        "info": {n: _store(arrays, f"info/{n}", x) for n, x in fit.info.items()},
-    }
-    posterior = fit.posterior
-    has_guide = isinstance(posterior, GuidePosterior)
-    if isinstance(posterior, GuidePosterior) and _can_be_rebuilt(posterior.guide):
-        guide = posterior.guide
-        record["guide"] = {"name": type(guide).__name__, "config": guide.config}
-        arrays["guide_key"] = np.asarray(jr.key_data(posterior.key))
-    else:
-        draws = fit.chains(1000 if has_guide else None)
-        record["draws"] = _store_all(arrays, "draws", draws)
-        record["independent"] = posterior.independent
-    # A file object, since `savez` appends ".npz" to names that lack it.
-    with open(path, "wb") as file:
-        np.savez_compressed(
-            file,
-            record=json.dumps(record),
-            **arrays,  # type: ignore[arg-type]  # NumPy's stub: may be `allow_pickle`
-        )
-
-
-def read(path, model) -> dict[str, Any]:
-    """What a fit is made of, by the names of its constructor; see `gpx.load`."""
-    with np.load(Path(path), allow_pickle=False) as archive:
-        if "record" not in archive.files:
-            raise ValueError(f"`{path}` was not written by `Fit.save`.")
-        record = json.loads(str(archive["record"]))
-        arrays = {name: archive[name] for name in archive.files if name != "record"}
-    if record["format"] != _FORMAT:
+    if fit.is_prior:
         raise ValueError(
-            f"`{path}` has format {record['format']}; this version reads {_FORMAT}."
+            "`save` is for fits; draws of the prior are drawn again with "
+            "`gpx.Fit.from_prior(model, ..., key=key)`."
         )
-    args = tuple(_restore(arrays, x) for x in record["args"])
-    kwargs = {name: _restore(arrays, x) for name, x in record["kwargs"].items()}
-    params = {name: jnp.asarray(arrays[x]) for name, x in record["params"].items()}
-    call = Call(model, args, kwargs, record["jitter"])
-    program = Program.unchecked(call)
+    # What the model reads now is what the file will say of it.
+    fit.program.check_unchanged()
+    posterior = fit.posterior
+    kept: dict[str, Any] = {name: getattr(fit, name) for name in _FIELDS}
+    kept |= {
+        "args": fit.call.args,
+        "kwargs": fit.call.kwargs,
+        "facts": tuple(fit.facts),
+        "notes": tuple(map(tuple, fit.notes)),
+        "loss": _loss_record(fit.loss),
+        "compared": compared(fit),
+        "guide": None,
+    }
+    lost = []
+    if kept["loss"] is None:
+        lost.append(_lost_loss(fit.loss))
+    if isinstance(posterior, GuidePosterior):
+        kept["key"] = posterior.key
+        kept["guide"] = guide_record(posterior.guide)
+        if kept["guide"] is None:
+            lost.append(_lost_guide(posterior.guide))
+    if kept["guide"] is None:
+        draws = posterior.chains(_KEPT_DRAWS if posterior.independent else None)
+        kept["draws"] = dict(draws)
+        kept["fixed"] = tuple(getattr(posterior, "fixed", ()))
+    _check_finite("The fit", fit.jitter, kept)
+    arrays = Arrays()
+    record = {
+        "versions": {name: version(name) for name in VERSIONS},
+        "x64": bool(jax.config.values["jax_enable_x64"]),
+        "fingerprint": fit.program.fingerprint,
+        "checked": fit.program.checked,
+        "jitter": fit.jitter,
+        "sites": _shapes(fit.structure),
+        "independent": posterior.independent,
+        "kept": {name: arrays.store(name, x) for name, x in kept.items()},
+    }
+    write_archive(path, record, arrays.known)
+    if lost:
+        warnings.warn(" ".join(lost), stacklevel=stacklevel + 1)
+
+
+def _lost_guide(guide) -> str:
+    name = getattr(guide, "__name__", type(guide).__name__)
+    return (
+        f"The guide `{name}` cannot be made again from a file, and is saved as "
+        f"{_KEPT_DRAWS} of its draws: predictions will differ within Monte Carlo "
+        "error, and `elbo()` will be NaN. To lose nothing, load with the guide: "
+        "`gpx.load(path, model, guide=guide)`."
+    )
+
+
+def _lost_loss(loss) -> str:
+    return (
+        f"The loss {type(loss).__name__} cannot be made again from a file: after "
+        "loading, `elbo()` and `objective()` will be those of `gpx.infer.ELBO()`."
+    )
+
+
+def _loss_record(loss) -> dict[str, Any] | None:
+    name = type(loss).__name__
+    if _LOSSES.get(name) is not type(loss):
+        return None
+    return {"name": name, "config": loss.config}
+
+
+def read(path, model, guide=None) -> dict[str, Any]:
+    """What a fit is made of, by the names of its constructor; see `gpx.load`."""
+    record, known = read_archive(path)
+    _check_precision(record, path)
+    arrays = Arrays(known)
+    kept = {name: arrays.restore(entry) for name, entry in record["kept"].items()}
+    _check_finite(f"`{path}`", record["jitter"], kept)
+    for name in ("args", "kwargs", "params"):
+        kept[name] = _on_device(kept[name])
+    call = Call(model, kept["args"], kept["kwargs"], record["jitter"])
+    program = _program(call, kept["batch_size"], record, path)
+    check_same(program, record, kept, path)
+    loss = kept["loss"]
+    return {
+        **{name: kept[name] for name in _FIELDS},
+        "program": program,
+        "posterior": _posterior(record, kept, program, guide, path),
+        "facts": Facts(*kept["facts"]),
+        "notes": tuple(Note(*note) for note in kept["notes"]),
+        "loss": None if loss is None else _LOSSES[loss["name"]](**loss["config"]),
+    }
+
+
+def _posterior(record, kept, program: Program, guide, path):
+    if guide is not None and (kept["guide"] is not None or "key" not in kept):
+        has = "draws alone" if kept["guide"] is None else "its guide"
+        raise ValueError(
+            "`guide` is for fits of guides that cannot be made again from a file; "
+            f"`{path}` holds {has}. Leave it out."
+        )
+    if guide is not None:
+        guide = checks.guide(guide, program.model)
+        set_up(guide, program)
+    elif kept["guide"] is not None:
+        draws = _on_device(kept["compared"]["draws"])
+        guide = rebuilt(kept["guide"], program, {n: x[0] for n, x in draws.items()})
+    if guide is None:
+        draws, fixed = kept["draws"], kept["fixed"]
+        return ChainPosterior(draws, independent=record["independent"], fixed=fixed)
+    key = _on_device(kept["key"])  # of the old kind it is an array
+    posterior = GuidePosterior(guide, kept["params"], program.call, key=key)
+    if kept["guide"] is None:
+        check_draws(posterior, kept, path)
+    return posterior
+
+
+def _program(call: Call, batch_size, record, path) -> Program:
+    """The model with the arguments of the file; its sites must be those of the file."""
+    try:
+        if record["checked"]:
+            program = Program.of(call, batch_size)
+        else:
+            program = Program.unchecked(call.batched(batch_size), discrete=True)
+    except Exception as error:
+        raise ValueError(
+            f"`model` is not the one that was fitted: with the arguments in `{path}` "
+            f"it raises {type(error).__name__}: {error}"
+        ) from error
     sites = _shapes(program.structure)
     if sites != record["sites"]:
         raise ValueError(
             "`model` must be the one that was fitted, with sites of the shapes "
             f"{record['sites']}; it has {sites}."
         )
-    return {
-        "program": program,
-        "posterior": _posterior(record, arrays, call, params),
-        "engine": record["engine"],
-        "params": params,
-        "seconds": record["seconds"],
-        "batch_size": record["batch_size"],
-        "info": {n: _restore(arrays, x) for n, x in record["info"].items()},
-        "sample_stats": {n: arrays[x] for n, x in record["sample_stats"].items()},
-        "loss": _LOSSES[record["loss"]["name"]](**record["loss"]["config"]),
-    }
+    return program
 
 
 def _shapes(structure) -> dict[str, list[int]]:
@@ -110,46 +195,36 @@ def _shapes(structure) -> dict[str, list[int]]:
     return {name: list(site.shape) for name, site in structure.latents.items()}
 
 
-def _can_be_rebuilt(guide) -> bool:
-    known = type(guide).__name__ in guides.__all__
-    ours = known and isinstance(guide, guides.SiteGuide)
-    return ours and guide.can_be_rebuilt
+def _check_finite(whose: str, jitter, kept) -> None:
+    """Raise if a fit has numbers that no fit comes to."""
+    if jitter is not None and not 0.0 <= jitter <= _LARGEST_JITTER:
+        raise ValueError(
+            f"{whose} is damaged: its relative jitter is {jitter}, and must lie "
+            f"between 0 and {_LARGEST_JITTER}. Fit again."
+        )
+    for part in ("params", "draws"):
+        for path, x in jax.tree_util.tree_leaves_with_path(kept.get(part, {})):
+            bad = np.count_nonzero(~np.isfinite(np.asarray(x)))
+            if bad:
+                raise ValueError(
+                    f"{whose} is damaged: {bad} numbers of "
+                    f"`{part}{jax.tree_util.keystr(path)}` are not finite. Fit again."
+                )
 
 
-def _posterior(record, arrays, call, params):
-    if "guide" in record:
-        kind = getattr(guides, record["guide"]["name"])
-        guide = kind.rebuild(call.model, record["guide"]["config"])
-        call.run(guide.setup)
-        key = jr.wrap_key_data(jnp.asarray(arrays["guide_key"]))
-        return GuidePosterior(guide, params, call, key=key)
-    draws = {name: arrays[x] for name, x in record["draws"].items()}
-    return ChainPosterior(draws, independent=record["independent"])
+def _check_precision(record, path) -> None:
+    """Raise if numbers have other digits by default than at the save."""
+    then, now = record["x64"], bool(jax.config.values["jax_enable_x64"])
+    if then != now:
+        raise ValueError(
+            f"`{path}` was saved with `jax_enable_x64` {then}, and it is {now} now: "
+            "predictions would be other ones. Call `jax.config.update("
+            f"'jax_enable_x64', {then})` first."
+        )
 
 
-def _store_all(arrays, prefix, values):
-    for name, x in values.items():
-        if not isinstance(x, np.ndarray | jnp.ndarray):
-            raise ValueError(
-                f"`{prefix}/{name}` of the fit cannot be saved: it must be an array; "
-                f"got {type(x).__name__}."
-            )
-        arrays[f"{prefix}/{name}"] = np.asarray(x)
-    return {name: f"{prefix}/{name}" for name in values}
-
-
-def _store(arrays, name, x):
-    """A JSON entry for `x`, its array put aside."""
-    if isinstance(x, _PLAIN):
-        return {"plain": x}
-    if isinstance(x, np.ndarray | jnp.ndarray):
-        arrays[name] = np.asarray(x)
-        return {"array": name}
-    raise ValueError(
-        f"`{name}` of the fit cannot be saved: only arrays, numbers, texts and None "
-        f"can; got {type(x).__name__}. Close over it in the model instead."
+def _on_device(tree):
+    """NumPy's arrays as JAX's."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
     )
-
-
-def _restore(arrays, entry):
-    return entry["plain"] if "plain" in entry else jnp.asarray(arrays[entry["array"]])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_gpx.results.fit import Fit
+if TYPE_CHECKING:
+    from numpyro_gpx.results.fit import Fit
 
-__all__ = ["entry_labels", "scalar_entries"]
+__all__ = ["entries_of", "entry_labels", "scalar_entries"]
 
 # Entries of a long site that a summary looks at, evenly spaced.
 _MAX_SUMMARISED = 500
@@ -29,9 +31,9 @@ def scalar_entries(
     """
     chains = fit.chains(None if fit.is_mcmc else num_draws)
     names = fit.structure.global_sites if summaries else tuple(fit.structure.latents)
-    found = {name: _entries(name, chains[name]) for name in names}
+    found = {name: entries_of(name, chains[name]) for name in names}
     for name, summary in (summaries or {}).items():
-        found[name] = _entries(name, _summarised(name, summary, chains))
+        found[name] = entries_of(name, _summarised(name, summary, chains))
     return found
 
 
@@ -61,7 +63,8 @@ def _kept(shape):
     return np.linspace(0, size - 1, min(size, _MAX_SUMMARISED)).round().astype(int)
 
 
-def _entries(name, chains):
+def entries_of(name: str, chains: np.ndarray) -> dict[str, np.ndarray]:
+    """Draws of each scalar of a site, `(chains, draws)`, by label."""
     shape = chains.shape[2:]
     flat = chains.reshape(*chains.shape[:2], -1)[..., _kept(shape)]
     labels = entry_labels(name, shape)

@@ -11,7 +11,7 @@ __all__ = ["is_binary", "labels", "noise_target", "target_support"]
 
 def target_support(fit: Fit, site: str | None = None):
     """The support of the targets, one number at a time, as a NumPyro constraint."""
-    return fit.program.observation(fit.observed_site(site)).support
+    return fit.program.observation(fit.structure.observed_site(site)).support
 
 
 def is_binary(fit: Fit, site: str | None = None) -> bool:
@@ -21,7 +21,7 @@ def is_binary(fit: Fit, site: str | None = None) -> bool:
 
 def labels(fit: Fit, site: str | None = None) -> bool:
     """Whether the targets are labels of classes, of which predictions give shares."""
-    likelihood = fit.program.observation(fit.observed_site(site)).likelihood
+    likelihood = fit.program.observation(fit.structure.observed_site(site)).likelihood
     return likelihood is not None and likelihood.num_classes is not None
 
 

@@ -42,6 +42,11 @@ def observe(
     :math:`\log\pi(y_n) = w_n\,\mathbb E_{p(f_n \mid v)}[\log p(y_n \mid f_n + o_n)]`;
     drawing from the site draws `f`, then `y`.
 
+    Each row draws its own `f` given :math:`v`, so that `Predictive(model)(key, X)`
+    gives rows that are independent given :math:`v`: the right marginals, but between
+    the inducing inputs a function that is too rough. Coherent draws from the prior come
+    from `gpx.Fit.from_prior(model, X, key=key)`.
+
     Args:
         name: Name of the site.
         latent: `f(X)`, or sums, products and stacks of such; or an array, a known
@@ -64,9 +69,11 @@ def observe(
     checks.instance("likelihood", likelihood, Likelihood, "of gpx.likelihoods")
     if rows is not None:
         obs = checks.rows_of(name, obs, rows, _innermost_plate())
+    if not isinstance(latent, Latent):
+        checks.numbers(f"latent` of site `{name}", latent)
     f = as_latent(latent)
     checks.fills_plate(name, f.shape[0], _PYRO_STACK)
-    checks.finite(f"the latent function of site `{name}`", f.mean, hint="")
+    checks.finite(f"latent` of site `{name}", f.mean, hint="")
     checks.latents(name, f.shape, likelihood)
     check_latent(name, likelihood, f)
     if offset is not None:

@@ -15,6 +15,7 @@ import zlib
 from collections import Counter
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
@@ -32,9 +33,11 @@ __all__ = [
     "drawn_functions",
     "given_marginals",
     "multiplies_only",
+    "joint_rows",
     "recorded_calls",
     "send_call",
     "shared_replicates",
+    "silenced_functions",
 ]
 
 
@@ -137,6 +140,14 @@ class given_marginals(_Calls):
             msg["value"] = msg["gp"].signed(Gaussian(mean, var), msg["X"])
 
 
+def _needs_known_inputs(gp, X) -> None:
+    if isinstance(X, InputBelief):
+        raise ValueError(
+            f"`{gp.name}` at uncertain inputs has no joint distribution of its rows; "
+            "call it at known inputs."
+        )
+
+
 class drawn_functions(_Calls):
     """Draws one function for each GP: its rows jointly, and then known.
 
@@ -149,15 +160,28 @@ class drawn_functions(_Calls):
 
     def handle(self, call, msg):
         gp, X = msg["gp"], msg["X"]
-        if isinstance(X, InputBelief):
-            raise ValueError(
-                f"`{gp.name}` at uncertain inputs has no joint distribution of its "
-                "rows; call it at known inputs."
-            )
+        _needs_known_inputs(gp, X)
         # A checksum, not `hash`: Python salts the hash of strings.
         key = jr.fold_in(self.key, zlib.crc32(gp.name.encode()))
         joint = conditional(gp.prior, X, gp.whitened, full_cov=True)
         msg["value"] = Gaussian.known(joint.sample(key))
+
+
+class joint_rows(_Calls):
+    """Computes the covariance between the rows of each GP call."""
+
+    def handle(self, call, msg):
+        gp, X = msg["gp"], msg["X"]
+        _needs_known_inputs(gp, X)
+        latent = conditional(gp.prior, X, gp.whitened, full_cov=True)
+        msg["value"] = gp.signed(latent, X)
+
+
+class silenced_functions(_Calls):
+    """Puts 0 in the place of every GP, so that what else enters a site shows."""
+
+    def handle(self, call, msg):
+        msg["value"] = Gaussian.known(jnp.zeros_like(msg["fn"]().mean))
 
 
 class at_own_rows(_Calls):

@@ -44,7 +44,7 @@ def exact(
         mean: Mean function; zero if left out.
     """
     X = checks.inputs("X", X)
-    checks.noise_scale(name, scale, X.shape[0])
+    scale = checks.noise_scale(name, scale, X.shape[0])
     fn = ExactRegression(kernel, X, scale, Zero() if mean is None else mean)
     if obs is not None:
         obs = checks.exact_targets(name, obs, fn)
@@ -97,6 +97,11 @@ class ExactRegression(dist.Distribution):
         L = self._noisy_factor()
         alpha = cho_solve((L, True), y - self.mean)
         return Conditioned(self.X, L, alpha)
+
+    def no_rows(self) -> Conditioned:
+        """What predictions from the prior need: nothing."""
+        X = self.X
+        return Conditioned(X[:0], jnp.zeros((0, 0), X.dtype), jnp.zeros(0, X.dtype))
 
     def latent_given(
         self, state: Conditioned, *, full_cov=False, part: int | None = None

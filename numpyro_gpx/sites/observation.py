@@ -146,6 +146,10 @@ class Observation(eqx.Module):
         """What predictions need of the training rows, once; `None` if nothing."""
         return None
 
+    def untrained(self) -> Any:
+        """As `condition` of no rows at all."""
+        return None
+
     def given(self, state) -> Observation:
         """This site at new rows, given what the training rows came to."""
         return self
@@ -253,6 +257,9 @@ class FromExactRegression(Observation):
 
     def condition(self, y):
         return self.fn.conditioned(y)
+
+    def untrained(self):
+        return self.fn.no_rows()
 
     def given(self, state):
         return dataclasses.replace(self, state=state)

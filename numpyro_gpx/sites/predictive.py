@@ -33,6 +33,11 @@ class Predictive(eqx.Module):
 
     @property
     @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """`(N,)` or `(N, P)`."""
+
+    @property
+    @abc.abstractmethod
     def mean(self) -> Float[Array, " N *P"]:
         """Mean of each entry."""
 
@@ -56,6 +61,9 @@ class Predictive(eqx.Module):
 
     # Whether entries are mixtures of normals, and `cdf` exact.
     is_normal_mixture: ClassVar[bool] = False
+
+    # Whether entries are labels without an order: they have no mean.
+    nominal: ClassVar[bool] = False
 
     def cdf(self, y) -> Float[Array, " N *P"]:
         """Probability of at most `y`, entry by entry."""
@@ -81,12 +89,23 @@ class FromLikelihood(Predictive):
     likelihood: Likelihood
 
     @property
+    def shape(self):
+        return self.likelihood.target_shape(self.latent.shape)
+
+    @property
     def mean(self):
-        return predictive_moments(self.likelihood, self.latent)[0]
+        return self._moments()[0]
 
     @property
     def variance(self):
-        return predictive_moments(self.likelihood, self.latent)[1]
+        return self._moments()[1]
+
+    def _moments(self):
+        try:
+            return predictive_moments(self.likelihood, self.latent)
+        except NotImplementedError:
+            of = self.likelihood.distribution(self.latent.mean)
+            raise ValueError(_no_moments(of)) from None
 
     @property
     def cov(self):
@@ -110,6 +129,10 @@ class FromLikelihood(Predictive):
     @property
     def is_normal_mixture(self):  # type: ignore[override]
         return self.likelihood.normal_mixture
+
+    @property
+    def nominal(self):  # type: ignore[override]
+        return self.likelihood.nominal
 
     @property
     def support(self):
@@ -150,6 +173,10 @@ class FromLatent(Predictive):
 
     latent: Latent
     is_normal_mixture: ClassVar[bool] = True
+
+    @property
+    def shape(self):
+        return self.latent.shape
 
     @property
     def mean(self):
@@ -204,12 +231,22 @@ class FromDistribution(Predictive):
     fn: dist.Distribution
 
     @property
+    def shape(self):
+        return self.fn.shape()
+
+    @property
     def mean(self):
-        return self.fn.mean
+        return self._moment("mean")
 
     @property
     def variance(self):
-        return self.fn.variance
+        return self._moment("variance")
+
+    def _moment(self, which):
+        try:
+            return getattr(self.fn, which)
+        except NotImplementedError:
+            raise ValueError(_no_moments(self.fn)) from None
 
     @property
     def is_normal_mixture(self):  # type: ignore[override]
@@ -231,3 +268,19 @@ class FromDistribution(Predictive):
 
     def sample(self, key, sample_shape=()):
         return self.fn.sample(key, sample_shape)
+
+
+def _no_moments(fn: dist.Distribution) -> str:
+    lacks = " and no ".join(f"`{n}`" for n in ("mean", "variance") if not _has(fn, n))
+    return (
+        f"The distribution {type(fn).__name__} of the targets has no {lacks} in "
+        "NumPyro; use `quantile` and `draws` of the prediction."
+    )
+
+
+def _has(fn: dist.Distribution, moment: str) -> bool:
+    try:
+        getattr(fn, moment)
+    except NotImplementedError:
+        return False
+    return True

@@ -57,19 +57,26 @@ def deep(X, y=None):
         gpx.observe("y", f2(h[:, None]), gpx.likelihoods.Gaussian(0.3), obs=y)
 
 
+APPROXIMATIONS = {
+    "nuts": "asymptotically exact",
+    "sghmc": "biased by the step size",
+    "svi": "variational",
+}
+
+
 def draws(rng, *shape, chains=2, length=150):
     return rng.normal(size=(chains, length, *shape))
 
 
-def make_fit(values, *, model=regression, y=None, engine="nuts", info=None, stats=None):
+def make_fit(values, *, model=regression, y=None, engine="nuts", info=None, notes=()):
     y = np.sin(2.0 * X[:, 0]) if y is None else y
     posterior = ChainPosterior(values, independent=engine == "svi")
     return gpx.Fit(
         Program.unchecked(Call(model, (jnp.asarray(X), jnp.asarray(y)))),
         posterior,
-        engine=engine,
+        facts=gpx.engines.Facts(engine, APPROXIMATIONS[engine]),
         info=info,
-        sample_stats=stats,
+        notes=notes,
         seconds=1.5,
     )
 
@@ -265,10 +272,27 @@ def test_different_noise_targets_are_named():
 def test_chains_that_have_not_met_are_named(values):
     apart = {name: x.copy() for name, x in values.items()}
     apart["scale"][1] *= 3.0
-    stats = {"diverging": np.arange(300).reshape(2, 150) < 4}
-    fits = {"nuts": make_fit(apart, stats=stats)}
+    fits = {"nuts": make_fit(apart)}
     (note,) = [n for n in gpx.compare(fits, X_TEST, Y_TEST).notes if "R-hat" in n]
-    assert "(scale)" in note and "4 divergent" in note
+    assert "(scale)" in note
+
+
+def test_what_the_fits_say_of_themselves_is_repeated(values):
+    doubt = gpx.engines.Note("divergences", "doubt", "4 draws diverged.", "Reparam.")
+    fits = {"nuts": make_fit(values, notes=(doubt,)), "other": make_fit(values)}
+    notes = gpx.compare(fits, X_TEST, Y_TEST).notes
+    assert "nuts: doubt: 4 draws diverged. Reparam." in notes
+    assert not any("diverged" in note for note in notes if "nuts:" not in note)
+
+
+def test_fits_to_other_data_are_named(values):
+    fits = {"nuts": make_fit(values), "svi": make_fit(values, y=X[:, 0], engine="svi")}
+    words = "Fitted to other data than nuts: svi."
+    notes = gpx.compare(fits, X_TEST, Y_TEST).notes
+    assert any(note.startswith(words) for note in notes)
+    fits = {"nuts": make_fit(values), "svi": make_fit(values, engine="svi")}
+    notes = gpx.compare(fits, X_TEST, Y_TEST).notes
+    assert not any("other data" in note for note in notes)
 
 
 def test_a_point_estimate_has_a_distance_and_no_spread(values):
@@ -295,7 +319,7 @@ def test_posteriors_are_laid_side_by_side_without_test_rows():
         name: gpx.Fit(
             Program.unchecked(Call(plain, ())),
             ChainPosterior({"u": shift + draws(rng)}),
-            engine=e,
+            facts=gpx.engines.Facts(e, APPROXIMATIONS[e]),
         )
         for name, e, shift in (("a", "nuts", 0.0), ("b", "sghmc", 0.5))
     }

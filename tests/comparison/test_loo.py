@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 import numpyro_gpx as gpx
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 NOISE = 0.4
 KERNEL = gpx.kernels.RBF(variance=1.1, lengthscale=0.8)
@@ -22,16 +23,17 @@ X = np.sort(_rng.uniform(-2.0, 2.0, 16))[:, None]
 Y = np.sin(2.0 * X[:, 0]) + NOISE * _rng.normal(size=16)
 
 
-def make_model(inducing):
+def make_model(inducing, noise=NOISE):
     def model(inputs, y=None):
         f = gpx.gp("f", KERNEL, inducing=inducing)
         with numpyro.plate("data", inputs.shape[0]):
-            gpx.observe("y", f(inputs), gpx.likelihoods.Gaussian(NOISE), obs=y)
+            gpx.observe("y", f(inputs), gpx.likelihoods.Gaussian(noise), obs=y)
 
     return model
 
 
 FULL = make_model(gpx.inducing.Data(X))
+SURE = make_model(gpx.inducing.Data(X), noise=30.0)
 COARSE = make_model(gpx.inducing.Points(np.array([[-1.5], [0.1], [1.7]])))
 
 
@@ -77,13 +79,13 @@ def test_loo_of_the_full_gp_agrees_with_refits(fits, engine):
 
 def _loo_of_parts(fit):
     """Leave-one-out scores from ten disjoint sets of draws, `(10, N)`."""
-    from numpyro_gpx.results.posteriors import ChainPosterior
-
     draws = fit.draws(2000)["f"]
     scores = []
     for part in np.split(draws, 10):
         one = ChainPosterior({"f": part[None]})
-        again = gpx.Fit(Program.unchecked(Call(FULL, (X, Y))), one, engine="nuts")
+        again = gpx.Fit(
+            Program.unchecked(Call(FULL, (X, Y))), one, facts=gpx.engines.NUTS().facts
+        )
         scores.append(gpx.loo(again, num_draws=200)["loo_i"].values)
     return np.array(scores)
 
@@ -107,7 +109,7 @@ def test_loo_of_a_coarse_sparse_gp_agrees_with_refits():
 
 def test_loo_weighs_the_draws_of_a_wrong_guide_towards_the_target():
     """A guide off by half a standard deviation and 1.3 times too wide."""
-    from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
+    from numpyro_gpx.results.posteriors import GuidePosterior
 
     _, mean, cov = _posterior_of_v(X, Y)
     scale_tril = np.linalg.cholesky(cov)
@@ -121,7 +123,7 @@ def test_loo_weighs_the_draws_of_a_wrong_guide_towards_the_target():
     wrong = gpx.Fit(
         Program.unchecked(Call(COARSE, data)),
         posterior,
-        engine="svi",
+        facts=gpx.engines.Facts("svi", "variational"),
         params=params,
     )
     right = gpx.loo(optimal(COARSE, X, Y), num_draws=4000)["loo_i"].values
@@ -130,7 +132,9 @@ def test_loo_weighs_the_draws_of_a_wrong_guide_towards_the_target():
     # The same draws, taken for draws of the target, are somewhere else.
     chain = ChainPosterior({"f": wrong.draws(4000)["f"][None]})
     unweighed = gpx.loo(
-        gpx.Fit(Program.unchecked(Call(COARSE, data)), chain, engine="nuts"),
+        gpx.Fit(
+            Program.unchecked(Call(COARSE, data)), chain, facts=gpx.engines.NUTS().facts
+        ),
         num_draws=4000,
     )["loo_i"].values
     assert np.abs(unweighed - right).max() > 0.3
@@ -143,16 +147,18 @@ def test_rows_that_are_masked_are_no_data():
             likelihood = gpx.likelihoods.Gaussian(NOISE)
             gpx.observe("y", f(inputs), likelihood, obs=y, mask=mask)
 
-    from numpyro_gpx.results.posteriors import ChainPosterior
-
     keep = np.arange(16) % 5 != 2
     draws = ChainPosterior({"f": np.random.default_rng(4).normal(size=(1, 200, 4))})
     gaps = np.where(keep, Y, np.nan)
     with_mask = gpx.Fit(
-        Program.unchecked(Call(masked, (X, gaps, keep))), draws, engine="nuts"
+        Program.unchecked(Call(masked, (X, gaps, keep))),
+        draws,
+        facts=gpx.engines.NUTS().facts,
     )
     without = gpx.Fit(
-        Program.unchecked(Call(masked, (X[keep], Y[keep]))), draws, engine="nuts"
+        Program.unchecked(Call(masked, (X[keep], Y[keep]))),
+        draws,
+        facts=gpx.engines.NUTS().facts,
     )
     one, other = gpx.loo(with_mask), gpx.loo(without)
     assert one["n_data_points"] == other["n_data_points"] == keep.sum()
@@ -179,11 +185,11 @@ def _naive_loo(fit):
 
 
 def test_exact_regression_has_loo_given_the_hyperparameters():
-    from numpyro_gpx.results.posteriors import ChainPosterior
-
     model = gpx.models.exact_gp(kernel=KERNEL)
     draws = ChainPosterior({"noise": np.full((1, 100), NOISE)})
-    fit = gpx.Fit(Program.unchecked(Call(model, (X, Y))), draws, engine="nuts")
+    fit = gpx.Fit(
+        Program.unchecked(Call(model, (X, Y))), draws, facts=gpx.engines.NUTS().facts
+    )
     rows = fit.to_arviz(posterior_predictive=False).log_likelihood["y"].values
     assert_allclose(rows[0, 0], exact_loo(), rtol=1e-8)
 
@@ -193,8 +199,6 @@ def test_loo_of_exact_regression_leaves_a_row_out_of_the_hyperparameters_too():
 
     Against integration over the noise level on a grid; 4000 draws by its quantiles.
     """
-    from numpyro_gpx.results.posteriors import ChainPosterior
-
     y = Y.copy()
     y[7] += 1.5
     K = np.asarray(KERNEL(X))
@@ -224,7 +228,7 @@ def test_loo_of_exact_regression_leaves_a_row_out_of_the_hyperparameters_too():
     draws = np.interp(levels, np.cumsum(weights) / weights.sum(), grid)
     fit = gpx.Fit(
         Program.unchecked(Call(gpx.models.exact_gp(kernel=KERNEL), (X, y))),
-        ChainPosterior({"noise": draws[None]}), engine="nuts",
+        ChainPosterior({"noise": draws[None]}), facts=gpx.engines.NUTS().facts,
     )  # fmt: skip
     rows = gpx.loo(fit, num_draws=4000)["loo_i"].values
     assert_allclose(rows[[7, 3]], refits, atol=0.05)
@@ -240,10 +244,10 @@ def test_arviz_runs_on_every_engine(fits, engine, tmp_path):
 
     matplotlib.use("Agg")
     idata = fits[engine].to_arviz()
-    groups = {"posterior", "posterior_predictive", "log_likelihood", "observed_data"}
+    groups = {"posterior", "posterior_predictive", "observed_data"}
     assert groups | {"expected_log_likelihood"} <= set(idata.groups())
     assert idata.observed_data["y"].shape == (16,)
-    assert idata.log_likelihood["y"].shape[2] == 16
+    assert idata.expected_log_likelihood["y"].shape[2] == 16
     summary = az.summary(idata, var_names=["f"])
     assert np.all(np.isfinite(summary["mean"]))
     assert np.all(summary["r_hat"] < 1.05)
@@ -260,10 +264,11 @@ def test_log_likelihood_is_the_density_and_not_the_expectation(fits):
     idata = fits["svi"].to_arviz(posterior_predictive=False)
     f_var_term = 1e-6
     assert_allclose(
-        idata.log_likelihood["y"], idata.expected_log_likelihood["y"], atol=f_var_term
-    )
+        idata.log_predictive_density["y"], idata.expected_log_likelihood["y"],
+        atol=f_var_term,
+    )  # fmt: skip
     coarse = optimal(COARSE, X, Y).to_arviz(posterior_predictive=False)
-    gap = coarse.log_likelihood["y"] - coarse.expected_log_likelihood["y"]
+    gap = coarse.log_predictive_density["y"] - coarse.expected_log_likelihood["y"]
     assert np.all(gap > -1e-9)  # Jensen
     assert float(gap.max()) > 0.1
 
@@ -273,8 +278,37 @@ def test_arviz_compares_fits(fits):
 
     table = az.compare({name: gpx.loo(fit) for name, fit in fits.items()})
     assert set(table.index) == {"nuts", "svi"}
+
+
+def chain_of(model, length):
+    size = 3 if model is COARSE else 16
+    draws = np.random.default_rng(5).normal(size=(1, length, size))
+    program = Program.unchecked(Call(model, (X, Y)))
+    facts = gpx.engines.NUTS().facts
+    return gpx.Fit(program, ChainPosterior({"f": draws}), facts=facts)
+
+
+def test_arvizs_own_loo_takes_chains_of_exact_targets_and_nothing_else(fits):
+    """Elsewhere one density would stand for two, or draws for those of the target."""
+    import arviz as az
+
     with warnings.catch_warnings():
-        # `az.loo` sees a few influential rows and says so.
+        # It sees a few influential rows and says so.
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
-        table = az.compare({n: f.to_arviz(num_draws=400) for n, f in fits.items()})
-    assert set(table.index) == {"nuts", "svi"}
+        theirs = az.loo(fits["nuts"].to_arviz(), reff=1.0)
+    ours = gpx.loo(fits["nuts"], num_draws=2000)
+    assert_allclose(theirs["elpd_loo"], ours["elpd_loo"], atol=1e-4)
+    for fit in (fits["svi"], chain_of(COARSE, 50)):
+        idata = fit.to_arviz(posterior_predictive=False)
+        assert "log_predictive_density" in idata.groups()
+        with pytest.raises(TypeError, match="log likelihood not found"):
+            az.loo(idata)
+
+
+def test_weights_that_are_too_uneven_are_told_and_others_are_not(fits):
+    """Draws that know nothing of the data; and long chains of a smooth posterior."""
+    with pytest.warns(gpx.FitWarning, match=r"Pareto k above 0.57 on \d+ of 16 rows"):
+        gpx.loo(chain_of(FULL, 200), num_draws=200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gpx.loo(chain_of(SURE, 2000), num_draws=2000)

@@ -1,7 +1,5 @@
 """The implicit guide and its game: ratios, gradients, moments, warnings, words."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,13 +13,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpyro import handlers
 
 import numpyro_gpx as gpx
+from numpyro_gpx.engines import game
+from numpyro_gpx.engines.engine import Start
+from numpyro_gpx.engines.game import Moves, Rules, _moved, discriminator_loss
+from numpyro_gpx.engines.implicit import doubts_about
+from numpyro_gpx.engines.training import Training
 from numpyro_gpx.guides.parts.networks import Network
-from numpyro_gpx.infer import game
-from numpyro_gpx.infer.adversarial import judge
-from numpyro_gpx.infer.game import Moves, Rules, _moved, discriminator_loss
-from numpyro_gpx.infer.problem import VariationalProblem
 from numpyro_gpx.program.batches import draw_batch as plain_batch
 from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.program import Program
 
 RNG = np.random.default_rng(17)
 N = 20
@@ -283,14 +283,12 @@ def test_hyperparameters_feel_the_prior_of_u_whatever_the_contrast():
 
 def moves_of(model, guide, *args, **rates):
     """The game before its first round."""
-    problem = VariationalProblem(
-        Call(model, args), guide, jr.key(0), optimizer=optax.identity(),
-        loss=gpx.infer.ELBO(4), init=None,
-    )  # fmt: skip
+    program = Program.of(Call(model, args))
+    elbo = gpx.infer.ELBO(4)
+    training = Training(program, guide, optax.identity(), elbo, Start())
     rates = {"discriminator": 5e-3, "generator": 1e-3, "theta": 1e-3, **rates}
     rules = Rules(100, 256, 5, rates, 1.0)
-    program = problem.program
-    return Moves(problem.svi, program.batched_structure, rules, program.batched)
+    return Moves(training.svi, program.batched_structure, rules, program.batched)
 
 
 def test_the_first_player_learns_the_ratio_of_two_gaussians():
@@ -502,7 +500,7 @@ def test_a_saved_fit_comes_back_with_the_same_draws(fitted, loaded):
 @pytest.mark.parametrize("fit", [gpx.fit_svi, gpx.fit_lbfgs])
 def test_engines_that_would_not_train_the_discriminator_refuse(fit):
     guide = gpx.guides.Implicit(regression)
-    with pytest.raises(TypeError, match="discriminator of Implicit; use `gpx.fit_imp"):
+    with pytest.raises(ValueError, match="discriminator of Implicit; use `gpx.fit_imp"):
         fit(regression, guide, X, y, key=jr.key(0))
 
 
@@ -625,24 +623,24 @@ def fake(overlap):
 
 def test_a_discriminator_that_tells_everything_apart_warns():
     a, b = fake(1.0)
-    with pytest.warns(UserWarning, match="hardly overlap"):
-        accuracy = judge(a, b, np.full(2000, 9.0), np.full(2000, -9.0), kind="prior")
+    accuracy, notes = doubts_about(
+        a, b, np.full(2000, 9.0), np.full(2000, -9.0), kind="prior"
+    )
     assert accuracy == 1.0
+    assert "hardly overlap" in notes[0].message
 
 
 def test_a_constant_discriminator_warns_only_if_draws_differ():
     constant = 1e-3 * np.random.default_rng(1).normal(size=(2, 2000))
-    with pytest.warns(UserWarning, match="discriminator has collapsed"):
-        judge(*fake(0.0), *constant, kind="prior")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        accuracy = judge(
-            *fake(1.0), *constant, kind="prior"
-        )  # alike: nothing to be told apart
-        assert abs(accuracy - 0.5) < 0.03
-        a, b = fake(0.0)
-        # The true ratio of the shifted coordinate.
-        judge(a, b, 0.5 + a[:, 1], 0.5 + b[:, 1], kind="prior")
+    _, (note,) = doubts_about(*fake(0.0), *constant, kind="prior")
+    assert "discriminator has collapsed" in note.message
+    # Alike: nothing to be told apart.
+    accuracy, notes = doubts_about(*fake(1.0), *constant, kind="prior")
+    assert abs(accuracy - 0.5) < 0.03 and not notes
+    a, b = fake(0.0)
+    # The true ratio of the shifted coordinate.
+    _, notes = doubts_about(a, b, 0.5 + a[:, 1], 0.5 + b[:, 1], kind="prior")
+    assert not notes
 
 
 def test_a_fit_without_discriminator_steps_to_speak_of_warns():

@@ -12,8 +12,10 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_gpx as gpx
+from numpyro_gpx.guides.parts.doubts import doubts_of
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
+from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import structure_of
 from numpyro_gpx.sites.gp_calls import shared_replicates
 
@@ -573,5 +575,6 @@ def test_samplers_find_the_target_that_they_say():
 def test_latent_inputs_that_would_become_points_are_named():
     X, y = data()
     model = gpx.models.deep_gp(gpx.inducing.Points(X[:3]), num_latents=1)
-    with pytest.warns(UserWarning, match=r"Latent inputs \['h1'\] .* no bound"):
-        gpx.guides.WhitenedGaussian(model).setup(X, y)
+    guide = gpx.guides.WhitenedGaussian(model)
+    (note,) = doubts_of(guide, Program.of(Call(model, (X, y))))
+    assert note.kind == "row_points" and "Latent inputs ['h1']" in note.message

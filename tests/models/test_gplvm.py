@@ -282,7 +282,7 @@ def test_latent_regression_predicts_from_the_prior_of_its_latent():
     plain = gpx.Fit(
         fit.program,
         fit.posterior,
-        engine="svi",
+        facts=gpx.engines.Facts("svi", "variational"),
         params=fit.params,
     )
     assert fit.info["elbo"] > plain.elbo(200).value

@@ -50,7 +50,9 @@ def make_fits(model, y, *names):
         fits[name] = gpx.Fit(
             Program.unchecked(Call(model, (jnp.asarray(X), jnp.asarray(y)))),
             ChainPosterior(values, independent=independent),
-            engine=engines[name],
+            facts=gpx.engines.Facts(
+                engines[name], "variational" if independent else "asymptotically exact"
+            ),
         )
     return fits
 
@@ -198,7 +200,7 @@ def test_relevance_has_whiskers_where_lengthscales_have_spread(latent_fit):
     fit = gpx.Fit(
         Program.unchecked(Call(latent_fit.model, latent_fit.call.args)),
         ChainPosterior({**chains, "lengthscale": draws}),
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
         params=latent_fit.params,
     )
     ax = plots.relevance(fit)
@@ -282,7 +284,7 @@ def test_one_latent_dimension_is_no_plane():
     fit = gpx.Fit(
         Program.unchecked(Call(model, (jnp.zeros((20, 6)),))),
         ChainPosterior(draws),
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
     )
     with pytest.raises(ValueError, match="two or more dimensions"):
         plots.latent_space(fit)

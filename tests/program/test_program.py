@@ -149,8 +149,8 @@ def test_options_that_nobody_knows_are_named_with_the_nearest():
         fit(exposed, guide, X, np.ones(20), Y, key=jr.key(0), num_step=5)
     with pytest.raises(TypeError, match=r"`exposur` is neither.*`exposure`\?"):
         fit(exposed, guide, X, exposur=np.ones(20), key=jr.key(0))
-    with pytest.raises(TypeError, match="`thinning` is neither an option of `fit_nut"):
-        gpx.fit_nuts(exposed, X, np.ones(20), Y, key=jr.key(0), thinning=2)
+    with pytest.raises(TypeError, match="`thining` is neither an option of `fit_nut"):
+        gpx.fit_nuts(exposed, X, np.ones(20), Y, key=jr.key(0), thining=2)
     with pytest.raises(TypeError, match="missing a required argument: 'exposure'"):
         fit(exposed, guide, X, key=jr.key(0))
 
@@ -194,7 +194,7 @@ def test_a_mask_around_a_site_is_a_mask():
     one, other = (gpx.loo(fit) for fit in fits)
     assert one["n_data_points"] == other["n_data_points"] == keep.sum()
     assert_allclose(one["elpd_loo"], other["elpd_loo"], rtol=1e-9)
-    densities = [f.to_arviz().log_likelihood["y"].values for f in fits]
+    densities = [f.to_arviz().log_predictive_density["y"].values for f in fits]
     assert_allclose(*densities, rtol=1e-9)
 
 
@@ -452,7 +452,7 @@ def test_a_row_of_dependent_outputs_is_scored_jointly_masked_or_not():
         gpx.fit_svi(mixing, guide, X, targets, keep=keep, **QUICK)
         for keep in (None, everything)
     ]
-    plain, masked = (fit.to_arviz().log_likelihood["y"].values for fit in fits)
+    plain, masked = (fit.to_arviz().log_predictive_density["y"].values for fit in fits)
     assert_allclose(plain, masked, rtol=1e-9)
     # Functions, draws and densities of the latent know the dependence.
     fit = fits[0]

@@ -161,7 +161,9 @@ def test_a_gp_that_enters_the_latent_function_is_predicted_by_its_name(how):
     rng = np.random.default_rng(6)
     values = {name: rng.normal(size=(1, 1, 5)) for name in "fg"}
     fit = gpx.Fit(
-        Program.unchecked(Call(combined, (X, Y))), ChainPosterior(values), engine="nuts"
+        Program.unchecked(Call(combined, (X, Y))),
+        ChainPosterior(values),
+        facts=gpx.engines.NUTS().facts,
     )
     for name, kernel, places in (("f", TREND, Z), ("g", WIGGLE, Z + 0.1)):
         found = fit.predict(X_NEW, of=name)
@@ -183,7 +185,9 @@ def test_the_latent_function_has_the_offset_and_its_gp_has_not():
 
     values = {"f": np.full((1, 1, 5), 0.4)}
     fit = gpx.Fit(
-        Program.unchecked(Call(shifted, (X, Y))), ChainPosterior(values), engine="nuts"
+        Program.unchecked(Call(shifted, (X, Y))),
+        ChainPosterior(values),
+        facts=gpx.engines.NUTS().facts,
     )
     whole, alone = (fit.predict(X_NEW, of=name).mean for name in ("latent", "f"))
     assert_allclose(whole - alone, 0.1 * X_NEW[:, 0], atol=1e-12)
@@ -199,7 +203,9 @@ def test_which_of_two_calls_of_a_gp_is_meant_must_be_known():
 
     values = {"f": np.full((1, 1, 5), 0.4)}
     fit = gpx.Fit(
-        Program.unchecked(Call(twice, (X, Y))), ChainPosterior(values), engine="nuts"
+        Program.unchecked(Call(twice, (X, Y))),
+        ChainPosterior(values),
+        facts=gpx.engines.NUTS().facts,
     )
     with pytest.raises(ValueError, match="calls `f` 2 times.*predict `of='latent'`"):
         fit.predict(X_NEW, of="f")
@@ -212,7 +218,11 @@ def test_plain_sites_have_no_latent_function():
             numpyro.sample("y", dist.Normal(slope * inputs[:, 0], NOISE), obs=y)
 
     posterior = ChainPosterior({"slope": np.ones((1, 2))})
-    fit = gpx.Fit(Program.unchecked(Call(plain, (X, Y))), posterior, engine="nuts")
+    fit = gpx.Fit(
+        Program.unchecked(Call(plain, (X, Y))),
+        posterior,
+        facts=gpx.engines.NUTS().facts,
+    )
     with pytest.raises(ValueError, match="Site `y` is a plain Normal; its latent"):
         fit.predict(X_NEW, of="latent")
 
@@ -232,7 +242,7 @@ def test_functions_pass_through_sums_and_products():
     fit = gpx.Fit(
         Program.unchecked(Call(combined, (X, Y))),
         ChainPosterior(values),
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
     )
     prediction = fit.predict(Z, of="latent")
     draws = fit.functions(jr.key(0), 200)(Z)
@@ -260,7 +270,7 @@ def test_exact_regression_predicts_like_the_full_gp(fit):
     exact = gpx.Fit(
         Program.unchecked(Call(marginal, (X, Y))),
         ChainPosterior(draws),
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
     )
     assert exact.target == "exact"
     assert_allclose(exact.predict(X_NEW).mean, fit.predict(X_NEW).mean, atol=1e-6)
@@ -282,7 +292,9 @@ def test_saved_fits_predict_the_same(fit, tmp_path):
     )
     draws = {"f": np.random.default_rng(0).normal(size=(2, 15, 25))}
     sampled = gpx.Fit(
-        Program.unchecked(Call(model, (X, Y))), ChainPosterior(draws), engine="nuts"
+        Program.unchecked(Call(model, (X, Y))),
+        ChainPosterior(draws),
+        facts=gpx.engines.NUTS().facts,
     )
     for number, one in enumerate((fit, trained, sampled)):
         path = tmp_path / f"fit{number}"
@@ -301,7 +313,7 @@ def test_arguments_that_cannot_be_saved_are_named(tmp_path):
     fit = gpx.Fit(
         Program.unchecked(Call(model, (X, Y))),
         posterior,
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
         info={"x": object()},
     )
     with pytest.raises(ValueError, match="`info/x` of the fit cannot be saved"):
@@ -366,7 +378,9 @@ def test_local_sites_come_from_their_prior_in_predictions():
 
     draws = {"scale": np.full((1, 50), 0.2), "h": np.full((1, 50, 25), -7.0)}
     fit = gpx.Fit(
-        Program.unchecked(Call(local, (X, Y))), ChainPosterior(draws), engine="nuts"
+        Program.unchecked(Call(local, (X, Y))),
+        ChainPosterior(draws),
+        facts=gpx.engines.NUTS().facts,
     )
     assert fit.structure.global_sites == ("scale",)
     prediction = fit.predict(X + 1.0)
@@ -384,7 +398,7 @@ def chains_at(*levels, draws=200):
     return gpx.Fit(
         Program.unchecked(Call(model, (X, Y))),
         ChainPosterior({"f": values}),
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
     )
 
 
@@ -514,10 +528,14 @@ def test_standardised_predictions_are_in_original_units():
 
     nothing = ChainPosterior({})
     one = gpx.Fit(
-        Program.unchecked(Call(scaled, (data.X, data.y))), nothing, engine="nuts"
+        Program.unchecked(Call(scaled, (data.X, data.y))),
+        nothing,
+        facts=gpx.engines.NUTS().facts,
     )
     two = gpx.Fit(
-        Program.unchecked(Call(unscaled, (raw_X, raw_y))), nothing, engine="nuts"
+        Program.unchecked(Call(unscaled, (raw_X, raw_y))),
+        nothing,
+        facts=gpx.engines.NUTS().facts,
     )
     new = np.array([[120.0, 4.0], [250.0, 4.0]])
     back, direct = data.predict(one, new), two.predict(new)
@@ -584,7 +602,7 @@ def test_the_exact_site_is_conditioned_once_for_all_chunks(monkeypatch):
 
     program = Program.of(Call.create(noisy, (X, Y), {}))
     draws = {"noise": np.array([[0.2, 0.3, 0.5]])}
-    fit = gpx.Fit(program, ChainPosterior(draws), engine="nuts")
+    fit = gpx.Fit(program, ChainPosterior(draws), facts=gpx.engines.NUTS().facts)
     whole = fit.predict(X_NEW, chunk_rows=None)
     monkeypatch.setattr(ExactRegression, "conditioned", counted)
     cut = fit.predict(X_NEW, chunk_rows=2)

@@ -119,7 +119,7 @@ def fit_of(likelihood, y, draws):
     return gpx.Fit(
         Program.unchecked(Call(make_model(likelihood), (X, y))),
         posterior,
-        engine="nuts",
+        facts=gpx.engines.NUTS().facts,
     )
 
 
@@ -354,9 +354,11 @@ def test_a_distribution_with_a_sampled_parameter_predicts():
         {"scale": np.linspace(0.5, 0.9, 6)[None], "f": np.full((1, 6, 4), 0.3)}
     )
     ours, reference = (
-        gpx.Fit(Program.unchecked(Call(one, (X, REALS))), draws, engine="nuts").predict(
-            X
-        )
+        gpx.Fit(
+            Program.unchecked(Call(one, (X, REALS))),
+            draws,
+            facts=gpx.engines.NUTS().facts,
+        ).predict(X)
         for one in (model, plain)
     )
     assert_allclose(ours.mean, reference.mean, rtol=1e-10)

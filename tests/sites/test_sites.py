@@ -736,7 +736,11 @@ def test_learnt_inducing_inputs_are_a_parameter_named_after_the_gp():
     [
         (dict(obs=np.ones(3) * 1j), "`y` must be real; got complex128"),
         (dict(weights=np.array([1.0, -0.5, 1.0])), "`weights` of site `y` .* got -0.5"),
-        (dict(latent=np.array([0.1, np.nan, 0.3])), "latent function of site `y`.*nan"),
+        (dict(weights=1j * np.ones(3)), "`weights` must be real; got complex128"),
+        (dict(weights=np.full(3, np.inf)), "`weights` must be finite; got inf"),
+        (dict(offset=1j * np.ones(3)), "`offset` must be real; got complex128"),
+        (dict(latent=np.array([0.1, np.nan, 0.3])), "`latent` of site `y`.*got nan"),
+        (dict(latent=1j * np.ones(3)), "`latent` of site `y` must be real"),
     ],
 )
 def test_what_a_site_cannot_hold_is_refused_outside_fits_too(options, words):
@@ -751,6 +755,8 @@ def test_what_a_site_cannot_hold_is_refused_outside_fits_too(options, words):
         (-0.3, "`scale` of site `y` must be positive; got -0.3"),
         (np.inf, "`scale` must be finite"),
         (0.3j, "`scale` must be real"),
+        ([0.3, 0.3j, 0.3], "`scale` must be real"),
+        (np.array([0.3, np.nan, 0.3]), "`scale` must be finite; got nan"),
         (np.ones(2), r"or have shape \(3,\); got \(2,\)"),
     ],
 )
@@ -759,9 +765,58 @@ def test_scales_of_exact_regression_are_checked(scale, words):
         gpx.exact("y", gpx.kernels.RBF(), np.zeros((3, 1)), scale, obs=np.ones(3))
 
 
+@pytest.mark.parametrize("scale", ["0.3", None, [None, 0.3, 0.3]])
+def test_scales_that_are_no_numbers_are_named(scale):
+    with pytest.raises(TypeError, match="`scale` must be a number or an array of numb"):
+        gpx.exact("y", gpx.kernels.RBF(), np.zeros((3, 1)), scale, obs=np.ones(3))
+
+
+def test_sites_look_at_numbers_and_not_at_tracers():
+    """Inside `jit` there are none: nothing is computed for the checks."""
+
+    def density(f, y, weights, scale):
+        def model():
+            likelihood = gpx.likelihoods.Gaussian(0.3)
+            gpx.observe("y", f, likelihood, obs=y, weights=weights)
+            gpx.exact("z", KERNEL, X, [scale] * 8, obs=y)
+
+        return log_density(model, (), {}, {})[0]
+
+    given = jnp.zeros(8), jnp.asarray(y), jnp.ones(8), 0.3
+    assert np.isfinite(density(*given))
+    assert_allclose(jax.jit(density)(*given), density(*given), rtol=1e-10)
+    assert np.isnan(jax.jit(density)(jnp.full(8, jnp.nan), *given[1:]))
+
+
 def test_models_can_be_rendered_more_than_once():
     model = gpx.models.svgp(gpx.inducing.Points(np.linspace(-1.0, 1.0, 3)[:, None]))
     X = jnp.linspace(-1.0, 1.0, 5)[:, None]
     found = [get_model_relations(model, (X, X[:, 0])) for _ in range(3)]
     assert found[0]["sample_sample"] == found[2]["sample_sample"]
     assert "f" in found[0]["sample_sample"]["y"]
+
+
+def test_models_can_be_rendered_in_turn():
+    """NumPyro compares what a trace carries along with that of the trace before."""
+
+    def exact(X, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        gpx.exact("y", KERNEL, X, scale, obs=y)
+
+    def sparse(X, y=None):
+        f = gpx.gp("f", KERNEL, inducing=gpx.inducing.Points(Z, learn=True))
+        g = gpx.gp("g", KERNEL, inducing=POINTS, whiten=False)
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        weights = jnp.ones(X.shape[0])
+        with numpyro.plate("data", X.shape[0]) as i:
+            gpx.observe(
+                "y", f(X[i]) * g(X[i]), gpx.likelihoods.Gaussian(scale), obs=y, rows=i,
+                weights=weights,
+            )  # fmt: skip
+
+    given = jnp.asarray(X), jnp.asarray(y)
+    for _ in range(2):
+        assert get_model_relations(exact, given)["sample_sample"]["y"] == ["scale"]
+        found = get_model_relations(sparse, given)
+        assert set(found["sample_sample"]["y"]) == {"f", "g", "scale"}
+        assert found["observed"] == ["y"]

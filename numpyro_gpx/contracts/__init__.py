@@ -1,0 +1,1 @@
+"""Contracts, one kind a file; `numpyro_gpx.testing` is their face."""

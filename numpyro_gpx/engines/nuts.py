@@ -1,0 +1,205 @@
+"""Hamiltonian Monte Carlo on the target density: `NUTS`, `HMC`."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.random as jr
+import numpy as np
+import numpyro.infer
+
+from numpyro_gpx.engines.chains import (
+    Chains,
+    Length,
+    sample_chains,
+    starting_points,
+    target_starts,
+)
+from numpyro_gpx.engines.engine import Engine, Outcome
+from numpyro_gpx.engines.sampling import constrained, known_params
+from numpyro_gpx.program.data_checks import no_slope
+from numpyro_gpx.program.density import Target
+from numpyro_gpx.program.layer_noise import as_latent_noise, noise_sets
+from numpyro_gpx.results.chain_notes import hamiltonian_notes
+from numpyro_gpx.results.facts import EXACT
+from numpyro_gpx.results.posteriors import ChainPosterior
+
+__all__ = ["HMC", "NUTS"]
+
+
+class _Hamiltonian(Engine):
+    """What the two share: the target, its noise, chains and their statistics."""
+
+    approximation: ClassVar[str] = EXACT
+
+    _: dataclasses.KW_ONLY
+    num_warmup: int = 500
+    num_samples: int = 1000
+    num_chains: int = 2
+    target_accept_prob: float = 0.8
+    dense_mass: Any = False
+    thinning: int = 1
+    chain_method: str = "sequential"
+    init_strategy: Callable | None = None
+    step_size: float = 1.0
+    adapt_step_size: bool = True
+    adapt_mass_matrix: bool = True
+    regularize_mass_matrix: bool = True
+    find_heuristic_step_size: bool = False
+    noise_sets: int | None = 16
+    params: Any = None
+
+    def __check_init__(self):
+        Length.of(self)
+        if not 0.0 < self.target_accept_prob < 1.0:
+            raise ValueError(
+                "`target_accept_prob` must lie between 0 and 1; got "
+                f"{self.target_accept_prob!r}."
+            )
+        if not self.step_size > 0.0:
+            raise ValueError(f"`step_size` must be positive; got {self.step_size!r}.")
+
+    @abc.abstractmethod
+    def _kernel(self, potential) -> numpyro.infer.HMC:
+        """NumPyro's kernel with these settings."""
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What both kernels take."""
+        names = (
+            "step_size", "adapt_step_size", "adapt_mass_matrix", "dense_mass",
+            "target_accept_prob", "find_heuristic_step_size", "regularize_mass_matrix",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    def objection(self, program):
+        return no_slope(program.trace, self.name)
+
+    def run(self, program, key, *, start, watch) -> Outcome:
+        structure = program.structure
+        params = known_params(self.params, start, structure)
+        num_sets = self.noise_sets if structure.noise else None
+        sampled = bool(structure.noise) and num_sets is None
+        key_run, key_init = jr.split(key)
+        key_noise, key_start, key_run = jr.split(key_run, 3)
+        length = Length.of(self)
+
+        def target_of(inputs):
+            call, noise, params = inputs
+            known = None if sampled else structure
+            return Target(call, params=params, noise=noise, structure=known)
+
+        def make(inputs):
+            target = target_of(inputs)
+            # A potential instead of the model, which NumPyro would set up anew; under
+            # `jit` the model is run once for all of its uses in a program.
+            return self._kernel(jax.jit(lambda z: -target.log_density(z)))
+
+        call = as_latent_noise(program.call) if sampled else program.call
+        noise = None
+        if num_sets is not None:
+            noise = noise_sets(key_noise, structure, num_sets)
+        inputs = call, noise, {name: params[name] for name in structure.params}
+        target = target_of(inputs)
+        known = starting_points(key_init, start, structure, length.num_chains)
+        starts = target_starts(
+            key_start, target, known, length.num_chains, self.init_strategy
+        )
+        each = [
+            {name: x[i] for name, x in starts.items()} for i in range(length.num_chains)
+        ]
+        label = f"{self.name}, {length.num_chains} chains"
+        chains = sample_chains(make, inputs, key_run, each, length, watch, label)
+        info = _info(chains, length)
+        if structure.noise:
+            info["noise"] = "B" if sampled else f"A, {num_sets} noise sets"
+        posterior = ChainPosterior(constrained(target, chains.z))
+        depth = getattr(self, "max_tree_depth", None)
+        notes = hamiltonian_notes(chains.stats, depth)
+        return Outcome(posterior, params, info, chains.stats, notes)
+
+
+class NUTS(_Hamiltonian):
+    """Samples the target density with NumPyro's NUTS, whose options these are.
+
+    Attributes:
+        num_warmup: Warm-up steps of each chain.
+        num_samples: Steps after these, of each chain.
+        num_chains: Chains.
+        target_accept_prob: Of the step-size adaptation.
+        dense_mass: Whether to adapt a full mass matrix, or for which sites together.
+        max_tree_depth: Longest trajectory is `2**max_tree_depth` steps; a pair says
+            how long it is in warm-up and after it.
+        thinning: Of so many draws after warm-up one is kept.
+        chain_method: `"sequential"`, or `"vectorized"`: all chains in one program, for
+            accelerators (on a CPU it is slower, since all wait for the longest tree).
+        init_strategy: Where chains start (`numpyro.infer.init_to_median()`, ...); by
+            default about the prior's median. `init=` of the fit goes before it.
+        step_size: Where its adaptation starts.
+        adapt_step_size: Whether it is adapted.
+        adapt_mass_matrix: Whether the mass matrix is.
+        regularize_mass_matrix: Whether its estimate is shrunk.
+        find_heuristic_step_size: Whether to look for a step size before warm-up.
+        noise_sets: For models with noise between layers (`gpx.propagate`): average the
+            density over so many fixed quasi-random noise sets (target A of the README);
+            `None` samples the noise along with everything else (target B).
+        params: Values of `numpyro.param`s: a variational fit or a dict; those that it
+            does not have are taken from `init`.
+
+    Its fits have in `fit.info` the `step_size` of each chain, the number of
+    `divergences`, `acceptance_rate`, `num_gradients`, `num_warmup` and
+    `seconds_per_step`.
+    """
+
+    name: ClassVar[str] = "nuts"
+
+    max_tree_depth: Any = 10
+
+    def _kernel(self, potential):
+        return numpyro.infer.NUTS(
+            potential_fn=potential, max_tree_depth=self.max_tree_depth, **self._options
+        )
+
+
+class HMC(_Hamiltonian):
+    """Samples the target density with NumPyro's HMC: trajectories of one length.
+
+    Attributes:
+        trajectory_length: Of each trajectory; `None` with `num_steps`.
+        num_steps: Steps of each trajectory; `None` to take them from its length.
+        num_warmup: Warm-up steps of each chain.
+        num_samples: Steps after these, of each chain.
+        num_chains: Chains.
+        target_accept_prob: Of the step-size adaptation.
+        dense_mass: As in `NUTS`, as are all others.
+    """
+
+    name: ClassVar[str] = "hmc"
+
+    trajectory_length: float | None = 2.0 * math.pi
+    num_steps: int | None = None
+
+    def _kernel(self, potential):
+        length = None if self.num_steps else self.trajectory_length
+        return numpyro.infer.HMC(
+            potential_fn=potential, trajectory_length=length, num_steps=self.num_steps,
+            **self._options,
+        )  # fmt: skip
+
+
+def _info(chains: Chains, length: Length) -> dict[str, Any]:
+    """What NumPyro found out about its steps."""
+    adapted = [np.atleast_1d(s.adapt_state.step_size) for s in chains.states]
+    return {
+        "num_warmup": length.num_warmup,
+        "step_size": np.concatenate(adapted),
+        "divergences": int(np.sum(chains.stats["diverging"])),
+        "acceptance_rate": float(np.mean(chains.stats["acceptance_rate"])),
+        "num_gradients": int(np.sum(chains.stats["n_steps"])),
+        "seconds_per_step": chains.seconds_per_step,
+    }

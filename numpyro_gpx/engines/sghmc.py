@@ -1,0 +1,199 @@
+"""Stochastic-gradient HMC on the target density, with minibatches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.random as jr
+import numpy as np
+from numpyro import handlers
+
+from numpyro_gpx import checks
+from numpyro_gpx.engines.chains import Length, sample_chains, starting_points
+from numpyro_gpx.engines.engine import Engine, Outcome, Start
+from numpyro_gpx.engines.monte_carlo_em import (
+    MonteCarloEM,
+    known_start,
+    move_hyperparameters,
+)
+from numpyro_gpx.engines.sampling import constrained, known_params
+from numpyro_gpx.engines.sghmc_kernel import SGHMC as Kernel
+from numpyro_gpx.engines.sghmc_kernel import check_steps
+from numpyro_gpx.guides.parts.doubts import collapsing_scales
+from numpyro_gpx.notes import Note
+from numpyro_gpx.program.data_checks import no_slope
+from numpyro_gpx.program.density import Target
+from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.facts import BIASED
+from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.posteriors import ChainPosterior
+
+__all__ = ["SGHMC"]
+
+# Heat by which standard deviations become a twentieth too large.
+_TOO_HOT = 1.1
+# Heat this many standard errors above 1 is no noise.
+_CLEARLY = 4.0
+# Noise never reaches this; a few wild draws do, and make the standard error useless.
+_BOILING = 2.0
+
+
+class SGHMC(Engine):
+    """Samples the target density with SGHMC on minibatches; see `gpx.infer.SGHMC`.
+
+    Attributes:
+        batch_size: Rows of a minibatch; `None` uses all rows.
+        num_warmup: Warm-up draws of each chain, of `num_integration_steps` gradients
+            each.
+        num_samples: Draws of each chain.
+        num_chains: Chains.
+        step_size: Step size, below 2; the bias shrinks with it.
+        friction: Friction.
+        num_integration_steps: Gradients for each draw.
+        em: Move hyperparameters and `numpyro.param`s to a point by Monte Carlo EM
+            (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
+            hyperparameters as well.
+        params: Values of `numpyro.param`s: a variational fit or a dict; those that it
+            does not have are taken from `init`.
+        chain_method: `"sequential"`, or `"vectorized"`: all chains in one program.
+
+    Its fits have in `fit.info` the `temperature` of the chains: the mean squared
+    momentum, 1 if nothing heats them. Noise of minibatches does, and widens what it
+    moves: standard deviations grow by about its square root.
+    """
+
+    name: ClassVar[str] = "sghmc"
+    approximation: ClassVar[str] = BIASED
+
+    _: dataclasses.KW_ONLY
+    batch_size: int | None = None
+    num_warmup: int = 500
+    num_samples: int = 1000
+    num_chains: int = 2
+    step_size: float = 0.2
+    friction: float = 0.3
+    num_integration_steps: int = 20
+    em: MonteCarloEM | None = None
+    params: Any = None
+    chain_method: str = "sequential"
+
+    def __check_init__(self):
+        Length.of(self)
+        check_steps(self.step_size, self.friction)
+        checks.at_least("num_integration_steps", self.num_integration_steps, 1)
+        if self.em is not None:
+            hint = "such as `gpx.infer.MonteCarloEM()`"
+            checks.instance("em", self.em, MonteCarloEM, hint)
+
+    def objection(self, program):
+        return no_slope(program.trace, self.name)
+
+    def run(self, program, key, *, start, watch) -> Outcome:
+        params = known_params(
+            self.params, start, program.structure, required=self.em is None
+        )
+        if self.em is None:
+            return self._sample(program, key, params, start, watch)
+        key_init, key_em, key_run = jr.split(key, 3)
+        point = known_start(key_init, start, program.structure)
+        moved = move_hyperparameters(
+            self.em, self._kernel(program.model, params), program.batched,
+            key=key_em, start=point, watch=watch,
+        )  # fmt: skip
+        given = handlers.condition(program.model, data=moved.values)
+        size = program.batched.batch_size
+        rest = Program.of(program.call.with_model(given), size)
+        window = ChainPosterior({name: x[None] for name, x in moved.draws.items()})
+        last = Fit(rest, window, facts=self.facts, params=moved.params)
+        found = self._sample(rest, key_run, moved.params, Start(fit=last), watch)
+        found = self._with_point(found, moved)
+        collapse = collapsing_scales(program, tuple(moved.values))
+        return found._replace(notes=(*collapse, *found.notes))
+
+    def _sample(self, program, key, params, start: Start, watch) -> Outcome:
+        """Sample all sites."""
+        key_run, key_init = jr.split(key)
+        known = {name: params[name] for name in program.structure.params}
+        length = Length.of(self)
+
+        def make(inputs):
+            call, params = inputs
+            return self._kernel(call.model, params).at(call)
+
+        points = starting_points(key_init, start, program.structure, length.num_chains)
+        starts = [
+            {name: x[i] for name, x in (points or {}).items()}
+            for i in range(length.num_chains)
+        ]
+        inputs = program.batched, known
+        label = f"sghmc, {length.num_chains} chains"
+        chains = sample_chains(make, inputs, key_run, starts, length, watch, label)
+        draws = constrained(Target(program.batched, params=known), chains.z)
+        info = {
+            "num_warmup": length.num_warmup,
+            "step_size": self.step_size,
+            "num_integration_steps": self.num_integration_steps,
+            "temperature": float(np.mean(chains.stats["temperature"])),
+            "seconds_per_step": chains.seconds_per_step,
+        }
+        notes = _heat(chains.stats["temperature"], program.batched.batch_size)
+        return Outcome(ChainPosterior(draws), params, info, chains.stats, notes)
+
+    def _kernel(self, model, params) -> Kernel:
+        return Kernel(
+            model, step_size=self.step_size, friction=self.friction,
+            num_integration_steps=self.num_integration_steps, params=params,
+        )  # fmt: skip
+
+    def _with_point(self, found: Outcome, moved) -> Outcome:
+        """The draws together with the hyperparameters that they were drawn given."""
+        draws = found.posterior.chains()
+        shape = next(iter(draws.values())).shape[:2]
+        point = {
+            name: np.broadcast_to(x, shape + x.shape)
+            for name, x in moved.values.items()
+        }
+        info = {
+            **found.info, "em": repr(self.em), "log_densities": moved.log_densities,
+        }  # fmt: skip
+        note = Note(
+            "points", "remark",
+            f"{sorted(point)} are points, moved by Monte Carlo EM; only the other "
+            "sites are sampled.",
+            "Leave `em` out to sample them too.",
+        )  # fmt: skip
+        return found._replace(
+            posterior=ChainPosterior({**draws, **point}, fixed=tuple(point)),
+            info=info, notes=(*found.notes, note),
+        )  # fmt: skip
+
+
+def _heat(temperature: np.ndarray, batch_size: int | None) -> tuple[Note, ...]:
+    """A note if noise heats the chains, by how much.
+
+    Args:
+        temperature: Of each draw, `(chains, draws)`.
+        batch_size: Rows of a minibatch, if there are any.
+    """
+    heat = float(np.mean(temperature))
+    error = float(np.std(temperature) / np.sqrt(temperature.size))
+    clearly = heat - 1.0 > _CLEARLY * error or heat > _BOILING
+    if not (heat > _TOO_HOT and clearly):
+        return ()
+    wider = 100.0 * (np.sqrt(heat) - 1.0)
+    whose = "noise of the minibatches" if batch_size else "steps that are too large"
+    advice = (
+        "Halve `step_size` (and double `num_integration_steps`), or raise `batch_size`."
+        if batch_size
+        else "Halve `step_size` and double `num_integration_steps`."
+    )
+    return (
+        Note(
+            "heat", "doubt",
+            f"The chains are hot, {heat:.2f} where 1 is right, from {whose}: standard "
+            f"deviations are about {wider:.0f} % too large.",
+            advice,
+            {"temperature": heat, "standard_error": error},
+        ),
+    )  # fmt: skip

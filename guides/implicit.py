@@ -126,8 +126,8 @@ class Implicit(SiteGuide):
             kind = kind if "_contrast_" in parameter else "WhitenedGaussian"
         return kind, *rest
 
-    def player(self, parameter: str) -> str:
-        """Who moves a parameter: `discriminator`, `generator`, `contrast`, `theta`."""
+    def part_of(self, parameter: str) -> str:
+        """What it belongs to: `discriminator`, `generator`, `contrast` or `theta`."""
         for name in self.blocks:
             stem = f"{name}_{self.prefix}_"
             if parameter.startswith(f"{stem}contrast_"):

@@ -51,7 +51,7 @@ def deep_gp(
         widths: Outputs of the inner layers; none of them is a sparse GP.
         num_outputs: Outputs of the last layer; left out, targets are `(N,)`.
         kernel: A kernel, or a function that draws one from its priors, for all layers
-            or one for each; RBF with one lengthscale a column if left out.
+            or one for each; RBF with one lengthscale per column if left out.
         mean: Mean functions of the layers, or functions that make them
             (`models.priors.convolution`); if left out, inner layers pass their inputs
             on (`gpx.means.skip` of the inducing inputs; `mean=(gpx.means.skip(X,

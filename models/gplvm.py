@@ -95,7 +95,7 @@ def latent_gp(
         num_latents: Number of latent columns Q.
         num_outputs: Number of outputs; left out, targets are `(N,)`.
         kernel: A kernel, or a function that draws one from its priors; RBF with one
-            lengthscale a column if left out.
+            lengthscale per column if left out.
         likelihood: A likelihood, or a function that draws one; Gaussian noise with a
             half-normal prior if left out.
         prior: Prior of one row's latent input, event shape `(Q,)`; standard normal if

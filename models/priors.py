@@ -26,7 +26,7 @@ def stationary(
 
     Args:
         kind: `gpx.kernels.RBF`, `Matern32`, ...
-        num_dims: Number of columns, for one lengthscale a column; `None` for one
+        num_dims: Number of columns, for one lengthscale per column; `None` for one
             shared lengthscale.
         lengthscale: Prior median of the lengthscales, e.g.
             `gpx.models.priors.lengthscale(X)`.

@@ -30,7 +30,7 @@ from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
-from numpyro_gpx.results.predict import Problem, sites_at
+from numpyro_gpx.results.predict import SiteView, sites_at
 from numpyro_gpx.results.prediction import Prediction
 from numpyro_gpx.uncertain import InputBelief
 
@@ -85,7 +85,7 @@ class Projection:
             of: `"latent"` or a GP instead of the targets; see `Fit.predict`.
             site: Observed site; may be left out if there is one.
         """
-        problem = self._fit.problem(site)
+        view = self._fit.site_view(site)
         components = self._fit.global_components(_NUM_COMPONENTS, (self._site,))
         count = jax.tree.leaves(components)[0].shape[0]
         index = jnp.arange(num_draws) % count
@@ -93,7 +93,7 @@ class Projection:
         drawn = self._draws(self._fit.key, num_draws)
         components = {**components, self._site: drawn}
         with one_at_a_time():
-            fn = sites_at(problem, components, self._call, self._fit.key, of=of)
+            fn = sites_at(view, components, self._call, self._fit.key, of=of)
         return Prediction([fn], [self.mean.shape[0]], self._fit.key)
 
     def _draws(self, key, num_draws):
@@ -144,7 +144,7 @@ def project(
     call = new_rows(fit, *args, **kwargs)
     observed = fit.structure.observed
     components = fit.global_components(_NUM_COMPONENTS, (site,))
-    search = _Search(fit.problem(observed[0]), site, observed, components, rule)
+    search = _Search(fit.site_view(observed[0]), site, observed, components, rule)
     num_rows = call.num_rows
     with one_at_a_time():
         key_candidates, key_points = jr.split(key)
@@ -169,7 +169,7 @@ def project(
 class _Search(NamedTuple):
     """The objective of new rows."""
 
-    problem: Problem
+    view: SiteView
     site: str
     observed: tuple[str, ...]
     components: Any
@@ -179,7 +179,7 @@ class _Search(NamedTuple):
         """Expected log likelihood plus log prior of each row at latent inputs `h`."""
 
         def one(component):
-            data = {**self.problem.params, **component, self.site: h}
+            data = {**self.view.params, **component, self.site: h}
             trace = call.trace(data, jr.key(0))
             seen = (trace[name] for name in self.observed)
             log_p = sum(site["fn"].log_prob(site["value"]) for site in seen)
@@ -203,7 +203,7 @@ def _best(
 
 
 def _climb(search: _Search, start: Float[Array, "K N Q"], call: Call, steps, rate, key):
-    """Adam from all starts at once; every row is a problem of its own.
+    """Adam from all starts at once; every row has a search of its own.
 
     Returns means, scales and objectives, all with the leading axes `(K, N)`.
     """

@@ -47,7 +47,7 @@ def row_model(fit: Fit, *args, num_components: int = 16, **kwargs) -> Callable:
     """
     site = latent_site(fit, "row_model")
     call = new_rows(fit, *args, **kwargs)
-    problem = fit.problem()._replace(train=call)
+    view = fit.site_view()._replace(train=call)
     components = fit.global_components(num_components, (site,))
     count = jax.tree.leaves(components)[0].shape[0] if components else 1
 
@@ -55,12 +55,12 @@ def row_model(fit: Fit, *args, num_components: int = 16, **kwargs) -> Callable:
         h = numpyro.sample(site, _prior().to_event(1))
         everywhere = jnp.broadcast_to(h, (count, *h.shape))
         with numpyro.handlers.block():  # the fitted model's sites are not this one's
-            found = row_densities(problem, {**components, site: everywhere}, fit.key)
+            found = row_densities(view, {**components, site: everywhere}, fit.key)
         numpyro.factor("rows", jnp.sum(logsumexp(found, axis=0) - jnp.log(count)))
 
     def _prior():
         first = jax.tree.map(lambda x: x[0], components)
         with numpyro.handlers.block():
-            return call.trace({**problem.params, **first}, fit.key)[site]["fn"]
+            return call.trace({**view.params, **first}, fit.key)[site]["fn"]
 
     return model

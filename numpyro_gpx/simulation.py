@@ -175,8 +175,8 @@ def simulate(
     keys = jr.split(key, num_steps)
     with one_at_a_time():
         mean, var = run(
-            _propagate, fit.problem(site), fit.global_components(num_components), rule,
-            joint, lags, known, keys,
+            _propagate, fit.site_view(site), fit.global_components(num_components),
+            rule, joint, lags, known, keys,
         )  # fmt: skip
     return Simulation(np.asarray(mean), np.asarray(var))
 
@@ -217,13 +217,13 @@ def simulate_paths(
     keys = jr.split(key, num_steps)
     with one_at_a_time():
         paths = run(
-            _draw_paths, fit.problem(site), fit.global_components(num_components),
+            _draw_paths, fit.site_view(site), fit.global_components(num_components),
             jnp.tile(lags, (num_paths, 1)), known, keys,
         )  # fmt: skip
     return np.asarray(paths).T
 
 
-def _propagate(problem, components, rule, joint: bool, lags, exogenous, keys):
+def _propagate(view, components, rule, joint: bool, lags, exogenous, keys):
     """Means and variances `(T,)`, from lags `(L,)` that are known."""
 
     def step(belief, inputs):
@@ -235,13 +235,13 @@ def _propagate(problem, components, rule, joint: bool, lags, exogenous, keys):
             X = InputBelief(
                 _join(x.mean, known), _join(x.scale, jnp.zeros_like(known))
             )  # (1, D)
-            mean, var = _moments(problem, components, X, key_model)
+            mean, var = _moments(view, components, X, key_model)
             mean, var, cross = mean[0], var[0], jnp.zeros_like(m)
         else:
             points, w = rule.nodes(x, key_nodes)  # (S, 1, L), (S,)
             points = points[:, 0]
             means, variances = _moments(
-                problem, components, _join(points, known), key_model
+                view, components, _join(points, known), key_model
             )  # (S,)
             mean = w @ means
             apart = means - mean
@@ -256,13 +256,13 @@ def _propagate(problem, components, rule, joint: bool, lags, exogenous, keys):
     return jax.lax.scan(step, start, (exogenous, keys))[1]
 
 
-def _draw_paths(problem, components, lags, exogenous, keys):
+def _draw_paths(view, components, lags, exogenous, keys):
     """Targets `(T, P)` of P paths that start from lags `(P, L)`."""
 
     def step(lags, inputs):
         known, key = inputs
         key_model, key_target, key_component = jr.split(key, 3)
-        fn = _targets(problem, components, _join(lags, known), key_model)
+        fn = _targets(view, components, _join(lags, known), key_model)
         number = jax.tree.leaves(fn)[0].shape[0]
         draws = jax.lax.map(
             lambda pair: pair[0].sample(pair[1]),
@@ -276,22 +276,22 @@ def _draw_paths(problem, components, lags, exogenous, keys):
     return jax.lax.scan(step, lags, (exogenous, keys))[1]
 
 
-def _targets(problem, components, X, key):
+def _targets(view, components, X, key):
     """Distributions of the targets at the rows of `X`, a leading axis of components."""
-    call = problem.train.at((X,), {})
-    fn = sites_at(problem, components, call, key, of=None)
+    call = view.train.at((X,), {})
+    fn = sites_at(view, components, call, key, of=None)
     shape = shape_of(fn)
     if shape != X.shape[:1]:
         raise ValueError(
-            f"Site `{problem.site}` must have one target a row to be fed back; its "
+            f"Site `{view.site}` must have one target a row to be fed back; its "
             f"predictions have shape {shape} for {X.shape[0]} rows."
         )
     return fn
 
 
-def _moments(problem, components, X, key):
+def _moments(view, components, X, key):
     """Mean and variance of the target at each row, averaged over components."""
-    fn = _targets(problem, components, X, key)
+    fn = _targets(view, components, X, key)
     means, variances = jax.lax.map(
         lambda one: (one.mean, one.variance), fn, batch_size=_BATCH
     )  # (components, N)

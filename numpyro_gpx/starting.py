@@ -35,7 +35,7 @@ def lengthscale(
 
     Args:
         X: Inputs, `(N, D)`.
-        ard: One lengthscale a column, or one for all.
+        ard: One lengthscale per column, or one for all.
         max_rows: Use this many rows at most, since pairs cost `max_rows²`. They are
             drawn with a fixed seed: the answer depends on the data alone.
 

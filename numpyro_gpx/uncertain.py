@@ -62,8 +62,8 @@ class InputBelief(eqx.Module):
 
     def _refuse(self, *_):
         raise TypeError(
-            "The analytic rule hands the model a belief about its latent input, which "
-            "is no array. Join it to other columns with `gpx.inputs.join(X, H)` and "
+            "The analytic rule hands the model a belief about its latent input, not "
+            "an array. Join it to other columns with `gpx.inputs.join(X, H)` and "
             "pass the result to the GP as it is; or choose another rule, such as "
             "`gpx.cubature.Unscented()`, which hands over arrays."
         )

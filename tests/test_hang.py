@@ -64,16 +64,16 @@ def batched_calls(text):
 @pytest.mark.parametrize("model", [three_gps, exact_sum])
 def test_no_program_factorises_a_batch(model):
     fit = fitted(model)
-    problem, components = fit.problem(), fit.global_components(20)
+    view, components = fit.site_view(), fit.global_components(20)
     key, keys = jr.key(0), jr.split(jr.key(0), 20)
     guided = (fit.posterior.guide, fit.params, fit.call, keys)
     draws = posteriors._draw(*guided)[0]
     programs = {
-        "sites": lowered(predict._sites_at, problem, components, fit.call, key, None),
-        "functions": lowered(predict._latent_draws, problem, components, fit.call, key),
-        "parts": lowered(predict._parts_at, problem, components, fit.call, key),
-        "rows": lowered(predict._row_densities_at, problem, components, key),
-        "pointwise": lowered(predict._pointwise, problem, draws, key),
+        "sites": lowered(predict._sites_at, view, components, fit.call, key, None),
+        "functions": lowered(predict._latent_draws, view, components, fit.call, key),
+        "parts": lowered(predict._parts_at, view, components, fit.call, key),
+        "rows": lowered(predict._row_densities_at, view, components, key),
+        "pointwise": lowered(predict._pointwise, view, draws, key),
         "draws": lowered(posteriors._draw, *guided),
         "beliefs": lowered(posteriors._beliefs, *guided),
     }

@@ -58,7 +58,7 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
         log_ratios = log_ratios + (rows.log_joint - np.asarray(log_q))[:, None]
     log_weights, pareto_k = az.psislw(log_ratios.T.copy())
     elpd = logsumexp(np.asarray(log_weights).T + rows.log_likelihood, axis=0)  # (N,)
-    # The same draws without leaving anything out, weighed towards the target likewise.
+    # The same draws without leaving anything out, weighted towards the target likewise.
     log_whole = (
         np.zeros(rows.log_joint.shape) if log_q is None else rows.log_joint - log_q
     )

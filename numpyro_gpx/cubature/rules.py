@@ -217,7 +217,7 @@ class MonteCarlo(Rule):
     """Independent draws, new ones for every row and every evaluation.
 
     Noisy, so that it needs `fit_svi`. Its average is the bound, save under
-    `OptimalGaussian`, whose belief is the best for the very draws it is judged by.
+    `OptimalGaussian`, whose belief is the best for the very draws that it is scored on.
 
     Args:
         num_draws: Draws S of each row.

@@ -1,8 +1,8 @@
-r"""Fits of guides without a density: a game of two players (thesis 4.3, figure 4.1).
+r"""Fits of guides without a density, by best responses (thesis 4.3, figure 4.1).
 
-.. math:: \textbf{Player 1:}\quad & \max_\Psi\ \mathbb E_r[\log(1 - \sigma(T_\Psi))]
-    + \mathbb E_{q_\Phi}[\log \sigma(T_\Psi)] \\
-    \textbf{Player 2:}\quad & \max_{\theta, \Phi}\ \mathbb E_{q_\Phi}[\mathrm{ELL}
+.. math:: \textbf{Discriminator:}\quad & \max_\Psi\
+    \mathbb E_r[\log(1 - \sigma(T_\Psi))] + \mathbb E_{q_\Phi}[\log \sigma(T_\Psi)] \\
+    \textbf{Generator:}\quad & \max_{\theta, \Phi}\ \mathbb E_{q_\Phi}[\mathrm{ELL}
     + \log p - \log r - T_\Psi]
 
 (eq. 4.6, where the contrast `r` is the prior `p`). The first learns the log density
@@ -22,7 +22,7 @@ import optax
 
 from numpyro_gpx import checks
 from numpyro_gpx.engines.engine import Engine, Outcome
-from numpyro_gpx.engines.game import Moves, Rules, discriminator_loss
+from numpyro_gpx.engines.implicit_steps import Rules, Steps, discriminator_loss
 from numpyro_gpx.engines.tempering import check_temperature
 from numpyro_gpx.engines.training import Training, guide_of
 from numpyro_gpx.engines.watch import BLOCK, Record
@@ -34,8 +34,8 @@ from numpyro_gpx.results.facts import VARIATIONAL
 
 __all__ = ["Implicit", "doubts_about"]
 
-# Fresh draws that the discriminator is judged on after training.
-_JUDGED_DRAWS = 2048
+# Fresh draws that the discriminator is tested on after training.
+_TEST_DRAWS = 2048
 # Rounds after the last in which only the discriminator moves: its best response, for
 # the estimate of the bound.
 _LAST_ROUNDS = 100
@@ -129,23 +129,23 @@ class Implicit(Engine):
 
 
 class _Rounds:
-    """The compiled parts of the game, and their order."""
+    """The compiled parts of the training, and their order."""
 
     def __init__(self, training: Training, rules: Rules):
         self.training, self.rules = training, rules
         self.call = training.program.batched
         self.contrast = training.guide.contrast
 
-    def moves(self, call) -> Moves:
+    def steps(self, call) -> Steps:
         structure = self.training.program.batched_structure
-        return Moves(self.training.svi, structure, self.rules, call)
+        return Steps(self.training.svi, structure, self.rules, call)
 
     def run(self, key, watch) -> Outcome:
-        key_init, key_rounds, key_last, key_settle = jr.split(key, 4)
+        key_init, key_rounds, key_last, key_contrast = jr.split(key, 4)
         call, rules = self.call, self.rules
 
         def initialise(key, call, start):
-            return self.moves(call).start(key, start)
+            return self.steps(call).start(key, start)
 
         state = once(initialise)(key_init, call, self.training.params)
         rounds = self._rounds(state, key_rounds)
@@ -166,8 +166,8 @@ class _Rounds:
             params = once(lambda state: constrain(state.unconstrained))(state)
             return self.training.outcome(params, key_last, info, [], watch)
         if self.contrast == "gaussian":
-            state = once(lambda *x: self.moves(x[2]).settle(*x[:2]))(
-                state, key_settle, call
+            state = once(lambda *x: self.steps(x[2]).refresh_contrast(*x[:2]))(
+                state, key_contrast, call
             )
         state, _ = rounds(state, rules.num_rounds, _LAST_ROUNDS, False)
         params, draws, logits, key_draws = once(self._look)(state, key_last, call)
@@ -180,12 +180,12 @@ class _Rounds:
         """Rounds as one compiled program."""
 
         def block(carry, number, offset, moving, key, call):
-            players = self.moves(call)
+            steps = self.steps(call)
 
             def step(i, carry):
                 state, losses = carry
                 key_round = jr.fold_in(key, offset + i)
-                state, both = players.round(state, key_round, offset + i, moving)
+                state, both = steps.round(state, key_round, offset + i, moving)
                 return state, losses.at[i].set(jnp.stack(both))
 
             return jax.lax.fori_loop(0, number, step, carry)
@@ -204,12 +204,12 @@ class _Rounds:
         return rounds
 
     def _look(self, state, key, call):
-        """Parameters, draws of both players, and the logits of these."""
-        players = self.moves(call)
+        """Parameters, draws of guide and contrast, and the logits of these."""
+        steps = self.steps(call)
         key_noise, key_prior, key_draws = jr.split(key, 3)
-        noise = players.noise(key_noise, (_JUDGED_DRAWS,))
-        draws = players.draws(state, noise, key_prior)
-        logits = players.logits(state, state.discriminator, draws)
+        noise = steps.noise(key_noise, (_TEST_DRAWS,))
+        draws = steps.draws(state, noise, key_prior)
+        logits = steps.logits(state, state.discriminator, draws)
         constrain = self.training.svi.constrain_fn
         return constrain(state.unconstrained), draws, logits, key_draws
 
@@ -279,7 +279,7 @@ _OF_THE_CUT = 1.0 / 3.0
 
 
 def _gain_of(accuracy):
-    """Cross-entropy gained by a judge that is right this often, and knows it."""
+    """Cross-entropy gained by an answer that is right this often, and knows it."""
     entropy = -accuracy * np.log(accuracy) - (1 - accuracy) * np.log1p(-accuracy)
     return 2.0 * (np.log(2.0) - entropy)
 

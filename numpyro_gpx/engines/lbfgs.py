@@ -83,28 +83,30 @@ class LBFGS(Engine):
                 "`fit_svi`."
             )
         key, key_draws = jr.split(key)
-        problem = _Problem(training, key)
+        minimiser = _Minimiser(training, key)
         found = watch.whole(
-            "lbfgs", lambda tick: problem.minimise(self.max_steps, tick), self.max_steps
+            "lbfgs",
+            lambda tick: minimiser.minimise(self.max_steps, tick),
+            self.max_steps,
         )
         info = {
-            "losses": np.asarray(problem.losses),
-            "num_steps": problem.num_steps,
+            "losses": np.asarray(minimiser.losses),
+            "num_steps": minimiser.num_steps,
             "converged": False,
             "message": "interrupted",
         }
         notes: list[Note] = []
         if found is not None:
-            promised = problem.promised(found)
+            promised = minimiser.promised(found)
             info["promised"] = promised
             info["message"] = str(found.message)
             info["converged"] = bool(found.success) and promised < _NEGLIGIBLE
             if not info["converged"]:
-                notes = [_not_converged(info, problem.flat.dtype)]
-        return training.outcome(problem.params(), key_draws, info, notes, watch)
+                notes = [_not_converged(info, minimiser.flat.dtype)]
+        return training.outcome(minimiser.params(), key_draws, info, notes, watch)
 
 
-class _Problem:
+class _Minimiser:
     """The loss as a function of one vector."""
 
     def __init__(self, training: Training, key):

@@ -96,14 +96,14 @@ def move_hyperparameters(
         watch: Runs the rounds. Without the chains that come after them they are no fit,
             so that they cannot be cut short.
     """
-    problem = _Problem(call)
+    at_point = _AtPoint(call)
     key_point, key_chain, key_rounds = jr.split(key, 3)
-    point = run(lambda k: problem.start(k, kernel.params or {}), key_point)
+    point = run(lambda k: at_point.start(k, kernel.params or {}), key_point)
     others = None
     if start is not None:
-        point = {name: start[name] for name in problem.sites}, point[1]
-        others = {name: x for name, x in start.items() if name not in problem.sites}
-    target = problem.target(point)
+        point = {name: start[name] for name in at_point.sites}, point[1]
+        others = {name: x for name, x in start.items() if name not in at_point.sites}
+    target = at_point.target(point)
     # All rounds are warm-up to the sampler: it follows the moving hyperparameters.
     sampler = SGHMC(
         target.call.model, step_size=kernel.step_size, friction=kernel.friction,
@@ -116,7 +116,7 @@ def move_hyperparameters(
     carry = (state, point, optimiser.init(point), window)
 
     def block(carry, first, number, call):
-        here = _Problem(call)
+        here = _AtPoint(call)
 
         def one(i, carry):
             carry, kept = carry
@@ -141,7 +141,7 @@ def move_hyperparameters(
     )  # fmt: skip
     kept = jax.vmap(unravel)(window[: em.num_rounds])
     draws = jax.vmap(target.constrain)(kept)
-    return Moved(*problem.on_supports(point), draws, record.values)
+    return Moved(*at_point.on_supports(point), draws, record.values)
 
 
 def known_start(key, start: Start, structure: Structure) -> dict | None:
@@ -157,11 +157,11 @@ def known_start(key, start: Start, structure: Structure) -> dict | None:
     return {name: x[0] for name, x in points.items()}
 
 
-def _round(em, sampler, problem, optimiser, unravel, number, carry, key):
+def _round(em, sampler, at_point, optimiser, unravel, number, carry, key):
     """Draw, remember, and move the hyperparameters once."""
     state, point, opt_state, window = carry
     key_pick, key_batch, key_noise = jr.split(key, 3)
-    target = problem.target(point)
+    target = at_point.target(point)
     state = jax.lax.fori_loop(
         0, em.num_integration_steps, lambda _, s: sampler.step(target, s), state
     )
@@ -171,7 +171,7 @@ def _round(em, sampler, problem, optimiser, unravel, number, carry, key):
     batch = draw_batch(key_batch, target.structure)
 
     def negative(point):
-        found = problem.target(point).log_density(z, key=key_noise, batch=batch)
+        found = at_point.target(point).log_density(z, key=key_noise, batch=batch)
         return -found
 
     value, slope = jax.value_and_grad(negative)(point)
@@ -180,7 +180,7 @@ def _round(em, sampler, problem, optimiser, unravel, number, carry, key):
     return (state, point, opt_state, window), -value
 
 
-class _Problem:
+class _AtPoint:
     """A model whose hyperparameters and `numpyro.param`s are a point on the real line.
 
     A point is a pair of dictionaries: sites, and parameters.

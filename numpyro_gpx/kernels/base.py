@@ -138,6 +138,6 @@ def fit_columns(name: str, value: Array, x: Float[Array, " D"]) -> Array:
     if value.ndim > 0 and value.shape[-1] != x.shape[0]:
         raise ValueError(
             f"`{name}` has shape {value.shape}, but the inputs have {x.shape[0]} "
-            f"columns. Pass one entry a column, or select columns with `.on(...)`."
+            f"columns. Pass one entry per column, or select columns with `.on(...)`."
         )
     return value

@@ -1,7 +1,7 @@
 r"""Kernels of the scaled distance `r`.
 
 :math:`r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2`, where `lengthscale` is a scalar, or
-`(D,)` for one lengthscale a column (ARD).
+`(D,)` for one lengthscale per column (ARD).
 
 References:
     Rasmussen & Williams (2006), section 4.2.1.

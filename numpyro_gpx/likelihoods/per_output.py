@@ -32,7 +32,7 @@ class PerOutput(Likelihood):
         for one in self.likelihoods:
             if not isinstance(one, Likelihood) or isinstance(one, PerOutput):
                 raise TypeError(
-                    "`likelihoods` must hold one plain likelihood a column; got "
+                    "`likelihoods` must hold one plain likelihood per column; got "
                     f"{type(one).__name__}."
                 )
 

@@ -91,7 +91,7 @@ def observed_rows(fit: Fit, draws: dict, site: str) -> Pointwise:
     """Densities of the training rows of a site that are data, not masked."""
     with one_at_a_time():
         draws = {name: jnp.asarray(x) for name, x in draws.items()}
-        rows = pointwise(fit.problem(site), draws, fit.key)
+        rows = pointwise(fit.site_view(site), draws, fit.key)
     rows = jax.tree.map(np.asarray, rows)
     kept = rows.observed[0]
     return rows._replace(
@@ -106,6 +106,6 @@ def _predictive_draws(fit: Fit, flat: dict, shape):
     for name in fit.structure.observed:
         with one_at_a_time():
             draws = {site: jnp.asarray(x) for site, x in flat.items()}
-            x = np.asarray(replicated_draws(fit.problem(name), draws, fit.key))
+            x = np.asarray(replicated_draws(fit.site_view(name), draws, fit.key))
         drawn[name] = x.reshape(*shape, *x.shape[1:])
     return drawn

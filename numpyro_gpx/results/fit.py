@@ -18,7 +18,7 @@ from numpyro_gpx.results.bound import Estimate, bound_of
 from numpyro_gpx.results.contents import FitContents
 from numpyro_gpx.results.from_numpyro import mcmc_parts, svi_parts
 from numpyro_gpx.results.posteriors import GuidePosterior, Moments
-from numpyro_gpx.results.predict import Problem
+from numpyro_gpx.results.predict import SiteView
 from numpyro_gpx.results.prediction import Prediction
 from numpyro_gpx.results.prior import prior_parts
 from numpyro_gpx.results.save import save
@@ -305,14 +305,14 @@ class Fit(FitContents):
         """Write the fit to `path` (NumPy archive, no pickle); see `gpx.load`."""
         save(self, path, stacklevel=2)
 
-    def problem(self, site=None) -> Problem:
+    def site_view(self, site=None) -> SiteView:
         """What is needed to evaluate the model at one observed site.
 
         Raises if the model reads other values than it did at the fit.
         """
         self.program.check_unchanged()
         found = self.structure.observed_site(site)
-        return Problem(self.call, self.params, found, self.is_prior)
+        return SiteView(self.call, self.params, found, self.is_prior)
 
     def new_call(self, *args, **kwargs) -> Call:
         """The model at new arguments, checked."""

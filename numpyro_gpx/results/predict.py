@@ -25,7 +25,7 @@ from numpyro_gpx.sites.predictive import FromLatent
 
 __all__ = [
     "Pointwise",
-    "Problem",
+    "SiteView",
     "bound_estimates",
     "latent_cov",
     "latent_draws",
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 
-class Problem(NamedTuple):
-    """A model with what is needed to call it at new arguments.
+class SiteView(NamedTuple):
+    """A fitted model seen from one observed site: what new arguments must meet.
 
     Attributes:
         train: The call that was fitted; only `gpx.exact` looks at its targets.
@@ -72,27 +72,27 @@ class Pointwise(NamedTuple):
     observed: jax.Array
 
 
-def sites_at(problem: Problem, components, call: Call, key, *, of: str | None):
+def sites_at(view: SiteView, components, call: Call, key, *, of: str | None):
     """The observed site's distribution at new arguments, one for each component.
 
     Args:
-        problem: The model.
+        view: The fitted model and the site.
         components: Site values with a leading axis.
         call: The model at new arguments; targets left out.
         key: For noise and row-local sites, which are drawn from their prior.
         of: `None` for the targets, `"latent"` for the site's latent function, or the
             name of a GP that enters it.
     """
-    return run(_sites_at, problem, components, call, key, of)
+    return run(_sites_at, view, components, call, key, of)
 
 
 def sites_in_pieces(
-    problem: Problem, components, pieces: list, key, *, of, trained: bool
+    view: SiteView, components, pieces: list, key, *, of, trained: bool
 ):
     """The observed site's distributions, one for each of `row_chunks`' pieces.
 
     Args:
-        problem: The model.
+        view: The fitted model and the site.
         components: Site values with a leading axis.
         pieces: Calls, values of the rows' own sites, and numbers of rows.
         key: For noise and row-local sites; each piece has its own.
@@ -102,15 +102,15 @@ def sites_in_pieces(
     calls = [call for call, *_ in pieces]
     given = any(values for _, values, _ in pieces)
     if trained and len(pieces) > 1 and not given:
-        return sites_in_chunks(problem, components, calls, key, of=of)
+        return sites_in_chunks(view, components, calls, key, of=of)
     found = []
     for i, (call, values, _) in enumerate(pieces):
-        known = problem._replace(params={**problem.params, **values})
+        known = view._replace(params={**view.params, **values})
         found.append(sites_at(known, components, call, jr.fold_in(key, i), of=of))
     return found
 
 
-def sites_in_chunks(problem: Problem, components, calls: list[Call], key, *, of):
+def sites_in_chunks(view: SiteView, components, calls: list[Call], key, *, of):
     """As `sites_at` at several calls of one shape, for sites that need training rows.
 
     Each component is conditioned on these once, whatever the number of calls, and its
@@ -119,41 +119,41 @@ def sites_in_chunks(problem: Problem, components, calls: list[Call], key, *, of)
     split = [eqx.partition(call, eqx.is_array) for call in calls]
     arrays = jax.tree.map(lambda *x: jnp.stack(x), *(arrays for arrays, _ in split))
     stacked = eqx.combine(arrays, split[0][1])
-    found = run(_sites_in_chunks, problem, components, stacked, key, of)
+    found = run(_sites_in_chunks, view, components, stacked, key, of)
     return [jax.tree.map(lambda x, i=i: x[:, i], found) for i in range(len(calls))]
 
 
-def replicated_draws(problem: Problem, draws, key):
+def replicated_draws(view: SiteView, draws, key):
     """New targets at the training rows, one set for each draw, `(S, N, ...)`."""
-    return run(_replicated_draws, problem, draws, key)
+    return run(_replicated_draws, view, draws, key)
 
 
-def latent_draws(problem: Problem, components, call: Call, key):
+def latent_draws(view: SiteView, components, call: Call, key):
     """Coherent draws of the latent function, one for each component, `(S, N, ...)`."""
-    return run(_latent_draws, problem, components, call, key)
+    return run(_latent_draws, view, components, call, key)
 
 
-def latent_cov(problem: Problem, components, call: Call, key):
+def latent_cov(view: SiteView, components, call: Call, key):
     """Mean `(S, N, *P)` and covariance between rows `(S, *P, N, N)` by component."""
-    return run(_latent_cov, problem, components, call, key)
+    return run(_latent_cov, view, components, call, key)
 
 
-def parts_at(problem: Problem, components, call: Call, key):
+def parts_at(view: SiteView, components, call: Call, key):
     """Marginals of each summand of the latent function, by label."""
-    return run(_parts_at, problem, components, call, key)
+    return run(_parts_at, view, components, call, key)
 
 
-def pointwise(problem: Problem, draws, key) -> Pointwise:
+def pointwise(view: SiteView, draws, key) -> Pointwise:
     """Densities of each training row under each draw."""
-    return run(_pointwise, problem, draws, key)
+    return run(_pointwise, view, draws, key)
 
 
-def row_densities(problem: Problem, components, key):
+def row_densities(view: SiteView, components, key):
     """Log predictive density of each training row by component, `(S, N)`.
 
     Components may be beliefs, unlike the draws of `pointwise`.
     """
-    return run(_row_densities_at, problem, components, key)
+    return run(_row_densities_at, view, components, key)
 
 
 def bound_estimates(call: Call, guide, params, keys, loss):
@@ -161,53 +161,53 @@ def bound_estimates(call: Call, guide, params, keys, loss):
     return run(_bound_estimates, call, guide, params, keys, loss)
 
 
-def _sites_at(problem, components, call, key, of):
+def _sites_at(view, components, call, key, of):
     def one(component, key):
         with recorded_calls() as seen:
-            found = _observed(problem, component, call, key)
+            found = _observed(view, component, call, key)
         if of is None:
             return found.predictive()
-        return FromLatent(_function(of, problem.site, found, seen.calls).bare())
+        return FromLatent(_function(of, view.site, found, seen.calls).bare())
 
     return _map(one, components, key)
 
 
-def _sites_in_chunks(problem, components, stacked, key, of):
+def _sites_in_chunks(view, components, stacked, key, of):
     arrays, static = eqx.partition(stacked, eqx.is_array)
 
     def one(component, key):
         state = None
-        if not problem.from_prior:
-            state = _training_state(problem, component, key)
+        if not view.from_prior:
+            state = _training_state(view, component, key)
 
         def chunk(arrays):
             call = eqx.combine(arrays, static)
-            values = {**problem.params, **component}
-            found = observation(call.trace(values, key)[problem.site])
+            values = {**view.params, **component}
+            found = observation(call.trace(values, key)[view.site])
             found = found.given(found.untrained() if state is None else state)
             if of is None:
                 return found.predictive()
-            return FromLatent(_function(of, problem.site, found, {}).bare())
+            return FromLatent(_function(of, view.site, found, {}).bare())
 
         return jax.lax.map(chunk, arrays)
 
     return _map(one, components, key)
 
 
-def _replicated_draws(problem, draws, key):
+def _replicated_draws(view, draws, key):
     def one(draw, key):
         key_site, key_target = jr.split(key)
-        found = _observed(problem, draw, problem.train, key_site)
+        found = _observed(view, draw, view.train, key_site)
         return found.predictive().sample(key_target)
 
     return _map(one, draws, key)
 
 
-def _latent_draws(problem, components, call, key):
+def _latent_draws(view, components, call, key):
     def one(component, key):
         key_functions, key_model = jr.split(key)
         with drawn_functions(key=key_functions):
-            found = _observed(problem, component, call, key_model)
+            found = _observed(view, component, call, key_model)
             # GPs inside were drawn, so that nothing is left to draw; a function that
             # was marginalised is drawn here.
             return found.joint_latent().sample(key_functions)
@@ -215,19 +215,19 @@ def _latent_draws(problem, components, call, key):
     return _map(one, components, key)
 
 
-def _latent_cov(problem, components, call, key):
+def _latent_cov(view, components, call, key):
     def one(component, key):
         with joint_rows():
-            latent = _observed(problem, component, call, key).joint_latent()
+            latent = _observed(view, component, call, key).joint_latent()
         if not isinstance(latent, Gaussian) or latent.moments_only:
             raise ValueError(
-                f"The latent function at site `{problem.site}` is a product; the "
+                f"The latent function at site `{view.site}` is a product; the "
                 "covariance between its rows is that of draws: `fit.functions(key, "
                 "1000)(X)`."
             )
         if latent.row_cov is None and latent.outputs_depend:
             raise ValueError(
-                f"Outputs of the latent function at site `{problem.site}` depend on "
+                f"Outputs of the latent function at site `{view.site}` depend on "
                 "each other, as in `A @ g(X)`; the covariance between rows is that of "
                 "draws: `fit.functions(key, 1000)(X)`."
             )
@@ -239,19 +239,19 @@ def _latent_cov(problem, components, call, key):
     return _map(one, components, key)
 
 
-def _parts_at(problem, components, call, key):
+def _parts_at(view, components, call, key):
     def one(component, key):
-        found = _observed(problem, component, call, key)
+        found = _observed(view, component, call, key)
         parts = found.parts()
         return {label: FromLatent(latent.bare()) for label, latent in parts.items()}
 
     return _map(one, components, key)
 
 
-def _pointwise(problem, draws, key):
+def _pointwise(view, draws, key):
     def one(draw, key):
-        trace = problem.train.trace({**problem.params, **draw}, key)
-        found, y = observation(trace[problem.site]), trace[problem.site]["value"]
+        trace = view.train.trace({**view.params, **draw}, key)
+        found, y = observation(trace[view.site]), trace[view.site]["value"]
         log_prior, log_likelihood = log_terms(trace)
         rows = found.log_density(y)
         return Pointwise(
@@ -261,9 +261,9 @@ def _pointwise(problem, draws, key):
     return _map(one, draws, key)
 
 
-def _row_densities_at(problem, components, key):
+def _row_densities_at(view, components, key):
     def one(component, key):
-        site = problem.train.trace({**problem.params, **component}, key)[problem.site]
+        site = view.train.trace({**view.params, **component}, key)[view.site]
         return observation(site).log_density(site["value"])
 
     return _map(one, components, key)
@@ -312,19 +312,19 @@ def _function(of: str, site: str, found: Observation, calls: dict) -> Latent:
     return entered[0].gp(entered[0].X)
 
 
-def _observed(problem: Problem, component, call: Call, key) -> Observation:
+def _observed(view: SiteView, component, call: Call, key) -> Observation:
     """The observed site at a call, given the training rows where they matter."""
-    values = {**problem.params, **component}
-    found = observation(call.trace(values, key)[problem.site])
+    values = {**view.params, **component}
+    found = observation(call.trace(values, key)[view.site])
     if not found.needs_training:
         return found
-    if problem.from_prior:
+    if view.from_prior:
         return found.given(found.untrained())
-    return found.given(_training_state(problem, component, key))
+    return found.given(_training_state(view, component, key))
 
 
-def _training_state(problem: Problem, component, key):
+def _training_state(view: SiteView, component, key):
     """What predictions need of the training rows, at one component."""
-    values = {**problem.params, **component}
-    site = problem.train.trace(values, key)[problem.site]
+    values = {**view.params, **component}
+    site = view.train.trace(values, key)[view.site]
     return observation(site).condition(site["value"])

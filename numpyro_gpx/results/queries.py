@@ -35,30 +35,28 @@ def predicted(
     fit: Fit, call: Call, *, of, site, num_components, given, chunk_rows
 ) -> Prediction:
     """See `Fit.predict`."""
-    problem = fit.problem(site)
+    view = fit.site_view(site)
     given = row_values(fit.structure, given, call.num_rows)
     components = fit.global_components(num_components, given)
-    pieces = list(row_chunks(fit.program, call, problem.site, chunk_rows, given))
-    trained = fit.program.observation(problem.site).needs_training
-    found = sites_in_pieces(
-        problem, components, pieces, fit.key, of=of, trained=trained
-    )
+    pieces = list(row_chunks(fit.program, call, view.site, chunk_rows, given))
+    trained = fit.program.observation(view.site).needs_training
+    found = sites_in_pieces(view, components, pieces, fit.key, of=of, trained=trained)
     return Prediction(found, [size for *_, size in pieces], fit.key)
 
 
 @one_at_a_time()
 def replicated(fit: Fit, site, components: dict[str, Any]) -> Prediction:
     """See `Fit.replicate`."""
-    fn = sites_at(fit.problem(site), components, fit.call, fit.key, of=None)
+    fn = sites_at(fit.site_view(site), components, fit.call, fit.key, of=None)
     return Prediction([fn], [shape_of(fn)[0]], fit.key)
 
 
 @one_at_a_time()
 def parts(fit: Fit, call: Call, *, site, num_components) -> dict[str, Prediction]:
     """See `Fit.parts`."""
-    problem = fit.problem(site)
+    view = fit.site_view(site)
     components = fit.global_components(num_components)
-    found = parts_at(problem, components, call, fit.key)
+    found = parts_at(view, components, call, fit.key)
     return {
         name: Prediction([fn], [fn.latent.mean.shape[1]], fit.key)
         for name, fn in found.items()
@@ -68,7 +66,7 @@ def parts(fit: Fit, call: Call, *, site, num_components) -> dict[str, Prediction
 @one_at_a_time()
 def functions(fit: Fit, key, num_draws: int, *, site) -> Callable:
     """See `Fit.functions`."""
-    problem = fit.problem(site)
+    view = fit.site_view(site)
     checks.key(key)
     checks.at_least("num_draws", num_draws, 1)
     key_draws, key_rest = jr.split(key)
@@ -78,7 +76,7 @@ def functions(fit: Fit, key, num_draws: int, *, site) -> Callable:
     @one_at_a_time()
     def values(*args, **kwargs):
         call = fit.new_call(*args, **kwargs)
-        return _on_host(latent_draws(problem, draws, call, key_rest))
+        return _on_host(latent_draws(view, draws, call, key_rest))
 
     return values
 
@@ -87,7 +85,7 @@ def functions(fit: Fit, key, num_draws: int, *, site) -> Callable:
 def row_covariance(fit: Fit, call: Call, *, site, num_components):
     """See `Fit.full_cov`."""
     components = fit.global_components(num_components)
-    means, covs = latent_cov(fit.problem(site), components, call, fit.key)
+    means, covs = latent_cov(fit.site_view(site), components, call, fit.key)
     apart = jnp.moveaxis(means - jnp.mean(means, axis=0), 1, -1)  # (S, *P, N)
     between = jnp.mean(apart[..., :, None] * apart[..., None, :], axis=0)
     return _on_host(jnp.mean(covs, axis=0) + between)

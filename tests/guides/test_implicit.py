@@ -1,4 +1,4 @@
-"""The implicit guide and its game: ratios, gradients, moments, warnings, words."""
+"""The implicit guide and its training: ratios, gradients, moments, warnings, words."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpyro import handlers
 
 import numpyro_gpx as gpx
-from numpyro_gpx.engines import game
+from numpyro_gpx.engines import implicit_steps
 from numpyro_gpx.engines.engine import Start
-from numpyro_gpx.engines.game import Moves, Rules, _moved, discriminator_loss
 from numpyro_gpx.engines.implicit import doubts_about
+from numpyro_gpx.engines.implicit_steps import Rules, Steps, _moved, discriminator_loss
 from numpyro_gpx.engines.training import Training
 from numpyro_gpx.guides.parts.networks import Network
 from numpyro_gpx.program.batches import draw_batch as plain_batch
@@ -236,7 +236,7 @@ def test_the_bound_is_the_likelihood_less_the_ratio_under_the_priors_contrast():
 def _check_slope(model, guide, params, key):
     """The generator's gradient against differences: the contrast, its factor of the
     density and the discriminator stand still."""
-    names = [name for name in params if guide.player(name) == "generator"]
+    names = [name for name in params if guide.part_of(name) == "generator"]
     along = {
         name: jr.normal(jr.fold_in(key, i), params[name].shape)
         for i, name in enumerate(names)
@@ -281,41 +281,41 @@ def test_hyperparameters_feel_the_prior_of_u_whatever_the_contrast():
     assert_allclose(slopes["prior"], slopes["gaussian"], rtol=1e-9)
 
 
-def moves_of(model, guide, *args, **rates):
-    """The game before its first round."""
+def steps_of(model, guide, *args, **rates):
+    """The training before its first round."""
     program = Program.of(Call(model, args))
     elbo = gpx.infer.ELBO(4)
     training = Training(program, guide, optax.identity(), elbo, Start())
     rates = {"discriminator": 5e-3, "generator": 1e-3, "theta": 1e-3, **rates}
     rules = Rules(100, 256, 5, rates, 1.0)
-    return Moves(training.svi, program.batched_structure, rules, program.batched)
+    return Steps(training.svi, program.batched_structure, rules, program.batched)
 
 
-def test_the_first_player_learns_the_ratio_of_two_gaussians():
+def test_the_discriminator_learns_the_ratio_of_two_gaussians():
     """The guide is N(0, I), the contrast N(0.8, I) in each of three coordinates."""
     guide = gpx.guides.Implicit(regression)
-    moves = moves_of(regression, guide, X, y)
+    steps = steps_of(regression, guide, X, y)
 
     @jax.jit
-    def play(key):
-        players = moves.start(key, None)
+    def train(key):
+        networks = steps.start(key, None)
         mean = jnp.full((1, 3), 0.8)
         shifted = guide.moment_params({"f": (mean, jnp.eye(3)[None])})
-        players = players._replace(contrast=shifted)
+        networks = networks._replace(contrast=shifted)
 
         def step(i, carry):
-            players, losses = carry
+            networks, losses = carry
             key_noise = jr.fold_in(key, i)
-            noise = moves.noise(key_noise, (1, 256))
-            players, loss = moves._discriminate(players, noise, key_noise)
-            return players, losses.at[i].set(loss)
+            noise = steps.noise(key_noise, (1, 256))
+            networks, loss = steps._discriminate(networks, noise, key_noise)
+            return networks, losses.at[i].set(loss)
 
-        players, losses = jax.lax.fori_loop(0, 300, step, (players, jnp.zeros(300)))
-        draws = moves.draws(players, moves.noise(key, (500,)), key)
-        logits = moves.logits(players, players.discriminator, draws)
+        networks, losses = jax.lax.fori_loop(0, 300, step, (networks, jnp.zeros(300)))
+        draws = steps.draws(networks, steps.noise(key, (500,)), key)
+        logits = steps.logits(networks, networks.discriminator, draws)
         return losses, draws[0]["f"], logits[0]
 
-    losses, draws, T = map(np.asarray, play(jr.key(5)))
+    losses, draws, T = map(np.asarray, train(jr.key(5)))
     # Standardised by the contrast: the guide is N(-0.8, I), and log q - log r is
     ratio = np.sum(-0.8 * draws - 0.32, axis=(1, 2))
     assert np.mean(losses[-50:]) < 2.0 * np.log(2.0) - 0.3
@@ -355,16 +355,16 @@ def test_only_the_values_carry_the_generators_gradient():
 
     grads = jax.jit(jax.grad(loss))(params)
     for name, grad in grads.items():
-        if guide.player(name) in ("discriminator", "contrast"):
+        if guide.part_of(name) in ("discriminator", "contrast"):
             assert_array_equal(grad, np.zeros(grad.shape))
         else:
             assert np.any(grad != 0.0), name
 
 
-def test_each_parameter_has_a_player():
+def test_each_parameter_belongs_to_a_part():
     guide = gpx.guides.Implicit(with_theta)
     params = parameters(guide, X, y)
-    assert {name: guide.player(name) for name in params} == {
+    assert {name: guide.part_of(name) for name in params} == {
         "theta_auto_loc": "theta",
         "f_auto_loc": "generator",
         "f_auto_scale_tril": "generator",
@@ -386,7 +386,7 @@ def test_a_gaussian_posterior_is_found_and_the_estimate_is_near_the_evidence():
     )  # fmt: skip
     draws = fit.draws(40000)["f"]
     sd = np.sqrt(np.diag(cov))
-    # Monte Carlo error of the draws is 0.005 sd; the rest is the game's.
+    # Monte Carlo error of the draws is 0.005 sd; the rest is training's.
     assert np.all(np.abs(draws.mean(axis=0) - mean) < 0.15 * sd)
     assert_allclose(draws.std(axis=0), sd, rtol=0.1)
     correlation = np.corrcoef(draws.T) - cov / np.outer(sd, sd)
@@ -548,8 +548,8 @@ def test_the_model_cools_down_and_each_round_has_its_own_rows(monkeypatch):
         jax.debug.callback(lambda x: batches.append(tuple(x.tolist())), found["data"])
         return found
 
-    monkeypatch.setattr(game, "tempered", tempered)
-    monkeypatch.setattr(game, "draw_batch", draw_batch)
+    monkeypatch.setattr(implicit_steps, "tempered", tempered)
+    monkeypatch.setattr(implicit_steps, "draw_batch", draw_batch)
     quick(with_theta, X, y, num_rounds=4, temperature=16.0, batch_size=5)
     jax.effects_barrier()
     assert {0.0, 0.25, 0.5, 0.75} <= set(shares)
@@ -557,31 +557,31 @@ def test_the_model_cools_down_and_each_round_has_its_own_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("still", ["generator", "theta"])
-def test_each_player_has_its_own_rate_and_number_of_steps(still):
+def test_each_network_has_its_own_rate_and_number_of_steps(still):
     guide = gpx.guides.Implicit(with_theta, widths=(8,), discriminator_widths=(8,))
-    moves = moves_of(with_theta, guide, X, y, **{still: 1e-12})
+    steps = steps_of(with_theta, guide, X, y, **{still: 1e-12})
 
     @jax.jit
-    def play(key):
-        before = moves.start(key, None)
-        return before, moves.round(before, key, 0, True)[0]
+    def train(key):
+        before = steps.start(key, None)
+        return before, steps.round(before, key, 0, True)[0]
 
-    before, after = play(jr.key(0))
+    before, after = train(jr.key(0))
     moved = {
         name: float(np.max(np.abs(x - before.generator[name])))
         for name, x in after.generator.items()
     }
     for name, distance in moved.items():
-        assert (distance < 1e-9) == (guide.player(name) == still), name
+        assert (distance < 1e-9) == (guide.part_of(name) == still), name
     assert int(optax.tree_utils.tree_get(after.states[0], "count")) == 5
 
 
 def test_rates_fall_to_a_twentieth():
-    moves = moves_of(regression, gpx.guides.Implicit(regression), X, y)
-    rule = moves._falling(0.1)
+    steps = steps_of(regression, gpx.guides.Implicit(regression), X, y)
+    rule = steps._falling(0.1)
 
     @jax.jit
-    def steps(state):
+    def falling(state):
         def one(state, _):
             # A constant gradient: Adam's step is the rate.
             update, state = rule.update(jnp.ones(()), state)
@@ -589,7 +589,7 @@ def test_rates_fall_to_a_twentieth():
 
         return jax.lax.scan(one, state, None, length=101)[1]
 
-    found = steps(rule.init(jnp.zeros(())))
+    found = falling(rule.init(jnp.zeros(())))
     assert_allclose(found[jnp.asarray([0, 100])], [0.1, 0.005], rtol=1e-5)
 
 

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +29,52 @@ WORKLOADS = {
     "two-layer deep GP step, N=10000 M=128 batch 512": "deep",
     "collapsed bound, value and gradient, N=10000 M=200": "collapsed",
 }
+# From the call to the result, the compilation of a first fit not counted.
+FITS = {
+    "`fit_svi`, 1000 steps, N=500 M=50": "fit_svi",
+    "`fit_nuts`, 2 chains of 50 + 50, N=200 M=20": "fit_nuts",
+    "`fit_sghmc`, 2 chains of 50 + 50, N=500 M=50": "fit_sghmc",
+}
+START = "import to first step of `fit_svi`"
+# A third of the pairs for these.
+SLOW = (*FITS, START)
+# A process from its start to its first step.
+FIRST_STEP = """
+import jax, numpy as np, numpyro, numpyro.distributions as dist, warnings
+jax.config.update("jax_enable_x64", True)
+import numpyro_gpx as gpx
+inputs = np.linspace(-1.0, 1.0, 200)[:, None]
+points = gpx.inducing.Points(inputs[::10])
+def model(X, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    f = gpx.gp("f", gpx.kernels.RBF(), inducing=points)
+    with numpyro.plate("data", len(X)):
+        gpx.observe("y", f(X), gpx.likelihoods.Gaussian(scale), obs=y)
+warnings.simplefilter("ignore")  # one step is no fit
+guide = gpx.guides.WhitenedGaussian(model)
+gpx.fit_svi(model, guide, inputs, np.sin(inputs[:, 0]), key=jax.random.key(0),
+            num_steps=1, progress=False)
+"""
+
+
+def environment(folder: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": folder, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def first_step(folder: str) -> float:
+    """Seconds from the start of a process to the end of its first step."""
+    before = time.perf_counter()
+    command = [sys.executable, "-c", FIRST_STEP]
+    subprocess.run(command, env=environment(folder), check=True)
+    return time.perf_counter() - before
 
 
 class Worker:
     """A process that times workloads with one commit's code."""
 
     def __init__(self, folder: str):
-        env = {**os.environ, "PYTHONPATH": folder, "OPENBLAS_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER)], env=env, text=True,
+            [sys.executable, str(WORKER)], env=environment(folder), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
@@ -104,8 +142,12 @@ def main(arguments=None):
         old, new = Worker(f"{folder}/old"), Worker(f"{folder}/new")
         cases = [
             (name, lambda w=w: new.seconds(w), lambda w=w: old.seconds(w), "1.05")
-            for name, w in WORKLOADS.items()
+            for name, w in {**WORKLOADS, **FITS}.items()
         ]
+        cases.append((
+            START, lambda: first_step(f"{folder}/new"),
+            lambda: first_step(f"{folder}/old"), "1.05",
+        ))  # fmt: skip
         name = "gradient of the full GP classifier, N=200, against NumPyro by hand"
         for label, worker in (("", new), (" (old)", old)):
             cases.append((
@@ -113,7 +155,8 @@ def main(arguments=None):
                 lambda w=worker: w.seconds("by hand"), "1.3",
             ))  # fmt: skip
         for name, ours, theirs, limit in cases:
-            ratio, a, b = ratios(ours, theirs, pairs)
+            number = pairs // 3 if name in SLOW else pairs
+            ratio, a, b = ratios(ours, theirs, number)
             low, high = interval(ratio)
             middle = float(np.median(ratio))
             record[name] = {
@@ -131,8 +174,9 @@ def main(arguments=None):
             f"# The code as it stands against commit {args.old}",
             "",
             f"Medians of {pairs} pairs that take turns, float64, one BLAS thread; the "
-            "interval is that of the median (95 %). Last two rows: against a model "
-            "written by hand in the same process. `python benchmarks/commits.py`.",
+            "interval is that of the median (95 %). Fits and first steps: a third of "
+            "the pairs. Last two rows: against a model written by hand in the same "
+            "process. `python benchmarks/commits.py`.",
             "",
             markdown_table(
                 [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 
 import jax
 
@@ -155,6 +156,24 @@ def by_hand():
     return gradient(found.potential_fn, "f")
 
 
+def whole_fit(how, num_rows, **options):
+    """A fit from its call to its result, again and again; the first one compiles."""
+    X, y = data(num_rows, 2)
+    model = svgp(np.asarray(X[::10]))
+    fit = getattr(gpx, how) if hasattr(gpx, how) else getattr(gpx.infer, how)
+    guide = [gpx.guides.WhitenedGaussian] if how == "fit_svi" else []
+    if guide and not NEW:
+        guide = [guide[0](model)]
+
+    def again():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of short chains: only time is asked for
+            found = fit(model, *guide, X, y, key=jr.key(0), progress=False, **options)
+        return found.draws()["variance"]
+
+    return again
+
+
 def gradient(potential, site):
     rng = np.random.default_rng(3)
     z = {
@@ -182,6 +201,9 @@ MAKERS = {
     "collapsed": collapsed,
     "full": full,
     "by hand": by_hand,
+    "fit_svi": lambda: whole_fit("fit_svi", 500, num_steps=1000),
+    "fit_nuts": lambda: whole_fit("fit_nuts", 200, num_warmup=50, num_samples=50),
+    "fit_sghmc": lambda: whole_fit("fit_sghmc", 500, num_warmup=50, num_samples=50),
 }
 
 
@@ -193,7 +215,8 @@ def main():
             made[name] = MAKERS[name]()
         before = time.perf_counter()
         jax.block_until_ready(made[name]())
-        number = 1 if name == "collapsed" else STEPS
+        whole = name == "collapsed" or name.startswith("fit_")
+        number = 1 if whole else STEPS
         print(f"seconds {(time.perf_counter() - before) / number}", flush=True)
 
 

@@ -1,5 +1,7 @@
 """Models with latent inputs, fitted, saved, projected and compared."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,6 +12,7 @@ import pytest
 
 import numpyro_gpx as gpx
 from numpyro_gpx.comparison.notes import notes_for
+from numpyro_gpx.engines import training
 from numpyro_gpx.guides import OptimalGaussian, UnscentedLatent, WhitenedGaussian
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
@@ -58,14 +61,20 @@ def test_a_fit_reports_objective_and_bound(fit):
 def test_an_objective_above_the_bound_names_its_cause(rule, cause, monkeypatch):
     """Both happen: on USPS by 3000 nats, and on a two-peaked likelihood by 8."""
 
-    def too_high(fit, num_draws=None):
-        return Estimate(fit.info["elbo"] + 1e3, 0.0)
+    def bound_of(*args):
+        """The objective, asked second, is far above the bound."""
+        asked.append(args)
+        return Estimate(1e3 * len(asked), 0.0)
 
-    monkeypatch.setattr(gpx.Fit, "objective", too_high)
+    asked = []
+    monkeypatch.setattr(training, "bound_of", bound_of)
     model = make_model()
     guide = UnscentedLatent(OptimalGaussian(model), rule=rule)
-    with pytest.warns(UserWarning, match=cause):
-        gpx.fit_lbfgs(model, guide, Y, key=jr.key(0), max_steps=1, progress=False)
+    with pytest.warns(gpx.FitWarning):
+        fit = gpx.fit_lbfgs(model, guide, Y, key=jr.key(0), max_steps=1, progress=False)
+    (note,) = [note for note in fit.check() if note.kind == "objective"]
+    assert re.search(cause, f"{note.message} {note.advice}") and len(asked) == 2
+    assert note.evidence["objective"] == 2e3 and note.evidence["elbo"] == 1e3
 
 
 def test_the_latent_space_orders_the_hidden_number(fit):

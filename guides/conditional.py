@@ -51,6 +51,7 @@ class ConditionalGaussian(GaussianGuide):
     """
 
     factorised = True
+    can_weaken = True
 
     def __init__(
         self, model, *, theta="full", prefix="auto", init_loc_fn=init_to_prior_median
@@ -63,6 +64,11 @@ class ConditionalGaussian(GaussianGuide):
             Group.alone(name, self._belief(name, gps[name]))
             for name in self.structure.gps
         )
+
+    def weakened(self, params, strength):
+        names = {f"{name}_{self.prefix}_precision_tril" for name in self.structure.gps}
+        root = jnp.sqrt(strength)
+        return {n: root * x if n in names else x for n, x in params.items()}
 
     def _belief(self, name, gp: GPMark):
         site = self.structure.latents[name]

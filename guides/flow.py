@@ -29,6 +29,7 @@ from numpyro_gpx import checks
 from numpyro_gpx.guides.parts.base import INNER_SCALE, SiteGuide
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.networks import Network
+from numpyro_gpx.guides.parts.transport import FlowTransport
 from numpyro_gpx.numerics.bijections import (
     Affine,
     Beside,
@@ -145,8 +146,7 @@ class Flow(SiteGuide):
         call = self._heard(*args, **kwargs)
         points = {} if self.theta == "joint" else self._points(call)
         flow = self.flow(call)
-        size = sum(layer.size for layer in self._layers)
-        noise = dist.Normal(jnp.zeros(size, self._dtype), 1.0).to_event(1)
+        noise = dist.Normal(jnp.zeros(self.size, self._dtype), 1.0).to_event(1)
         hidden = AUXILIARY
         x = numpyro.sample(f"_{self.prefix}_noise", noise, infer=hidden)
         z, log_det = flow.forward(x)
@@ -156,7 +156,7 @@ class Flow(SiteGuide):
         )
         change = dist.Delta(jnp.zeros_like(log_det), log_change)
         numpyro.sample(f"_{self.prefix}_change", change, infer=hidden)
-        return {**points, **self.register(self._unflatten(z))}
+        return {**points, **self.register(self.unflatten(z))}
 
     def log_prob(self, params, values: dict, *args, **kwargs):
         """Log density of the guide at values of its sites, by the inverse.
@@ -184,7 +184,19 @@ class Flow(SiteGuide):
         with handlers.block(), handlers.seed(rng_seed=0):
             with handlers.substitute(data=params):
                 flow = self.flow(call)
-        return log_q + log_density(flow, self._flatten(z))
+        return log_q + log_density(flow, self.flatten(z))
+
+    @property
+    def can_transport(self):
+        return self.theta == "joint" or not self.structure.hyperparameters
+
+    def transport(self, params, call, root=None):
+        return FlowTransport(self, params, call) if self.can_transport else None
+
+    @property
+    def size(self) -> int:
+        """Numbers of all sites of the flow."""
+        return sum(layer.size for layer in self._layers)
 
     def flow(self, call: Call) -> Bijection:
         """The flow with its parameters, from noise `(K,)` to the real line."""
@@ -232,7 +244,8 @@ class Flow(SiteGuide):
         sites = self.structure.latents
         return jnp.result_type(*(sites[name].dtype for name in self._names))
 
-    def _flatten(self, z: dict):
+    def flatten(self, z: dict):
+        """Values on the real line by site, as the vector that the flow makes."""
         return jnp.concatenate(
             [
                 ravel_pytree({name: z[name] for name in self._sites_of(layer)})[0]
@@ -240,7 +253,8 @@ class Flow(SiteGuide):
             ]
         )
 
-    def _unflatten(self, z) -> dict:
+    def unflatten(self, z) -> dict:
+        """Values on the real line by site, from the flow's vector."""
         values: dict = {}
         start = 0
         for layer in self._layers:

@@ -72,6 +72,14 @@ class Belief(eqx.Module):
         """
 
     @abc.abstractmethod
+    def push(self, w: Array) -> Array:
+        """`mean + S w`, both of the shape of `mean`."""
+
+    @abc.abstractmethod
+    def pull(self, v: Array) -> Array:
+        """The `w` whose `push` is `v`."""
+
+    @abc.abstractmethod
     def affine(self, shift: Array, matrix: Array) -> Belief:
         """The belief about `shift + matrix @ v`."""
 
@@ -96,6 +104,13 @@ class GaussianBelief(Belief):
 
     def spread(self, A):
         return jnp.swapaxes(self.scale_tril, -1, -2) @ A
+
+    def push(self, w):
+        return self.mean + jnp.einsum("...ij,...j->...i", self.scale_tril, w)
+
+    def pull(self, v):
+        # A root that `affine` has multiplied need not be triangular.
+        return jnp.linalg.solve(self.scale_tril, (v - self.mean)[..., None])[..., 0]
 
     def affine(self, shift, matrix):
         mean = shift + jnp.einsum("...ij,...j->...i", matrix, self.mean)
@@ -123,6 +138,12 @@ class DiagonalBelief(Belief):
 
     def spread(self, A):
         return self.scale[..., :, None] * A
+
+    def push(self, w):
+        return self.mean + self.scale * w
+
+    def pull(self, v):
+        return (v - self.mean) / self.scale
 
     def affine(self, shift, matrix):
         mean = shift + jnp.einsum("...ij,...j->...i", matrix, self.mean)
@@ -152,6 +173,12 @@ class SharedBelief(Belief):
 
     def spread(self, A):
         return self.scale_tril.T @ A
+
+    def push(self, w):
+        return self.mean + w @ self.scale_tril.T
+
+    def pull(self, v):
+        return jnp.linalg.solve(self.scale_tril, (v - self.mean).T).T
 
     def affine(self, shift, matrix):
         mean = shift + jnp.einsum("...ij,...j->...i", matrix, self.mean)

@@ -32,6 +32,12 @@ class JointBelief(Belief):
     def spread(self, A):
         return jnp.swapaxes(self.rows, -1, -2) @ A
 
+    def push(self, w):
+        return self.mean + self.rows @ w
+
+    def pull(self, v):
+        raise ValueError("A site that is held jointly with others has no vector alone.")
+
     def affine(self, shift, matrix):
         mean = shift + jnp.einsum("...ij,...j->...i", matrix, self.mean)
         return JointBelief(mean, matrix @ self.rows, self.group)
@@ -105,6 +111,25 @@ class Group(eqx.Module):
         log_det = jnp.linalg.slogdet(root @ root.T)[1]
         squares = jnp.sum(root**2) + jnp.sum(mean**2)
         return total + 0.5 * (squares - mean.size - log_det)
+
+    def push(self, w: Float[Array, " T"]) -> tuple[dict[str, Array], Array]:
+        """Values by site from one vector, and the log determinant of this map."""
+        if self.is_joint:
+            mean, root = _stacked(self.beliefs.values())
+            return self.split(mean + root @ w), jnp.linalg.slogdet(root)[1]
+        parts = self.split(w)
+        values = {name: b.push(parts[name]) for name, b in self.beliefs.items()}
+        log_dets = [jnp.sum(b.log_determinant()) for b in self.beliefs.values()]
+        return values, 0.5 * sum(log_dets, start=jnp.zeros(()))
+
+    def pull(self, values: dict[str, Array]) -> Float[Array, " T"]:
+        """The vector whose `push` has these values."""
+        if self.is_joint:
+            mean, root = _stacked(self.beliefs.values())
+            flat = jnp.concatenate([values[n].reshape(-1) for n in self.beliefs])
+            return jnp.linalg.solve(root, flat - mean)
+        each = [b.pull(values[name]).reshape(-1) for name, b in self.beliefs.items()]
+        return jnp.concatenate(each)
 
     def distribution(self) -> dist.Distribution:
         """Of all sites as one vector, in their order; `split` takes it apart."""

@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
+from numpyro_gpx.guides.parts.transport import Transport
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile_cache import run
 from numpyro_gpx.program.program import Program
@@ -47,6 +48,10 @@ class SiteGuide(AutoGuide):
 
     # Whether the log densities of its sites are those of its draws, or a guess.
     has_density = True
+    # Whether it is a map from standard normal vectors (`transport`).
+    can_transport = False
+    # Whether its beliefs can be weakened towards the prior.
+    can_weaken = False
     # What it makes of the hyperparameters, where it has a choice.
     theta: str | None = None
 
@@ -146,6 +151,25 @@ class SiteGuide(AutoGuide):
         )
         levels = jnp.asarray(quantiles)
         return {n: jnp.quantile(x, levels, axis=0) for n, x in draws.items()}
+
+    def transport(self, params: dict, call: Call, root=None) -> Transport | None:
+        """The guide as a map from standard normal vectors; `None` if it is none.
+
+        Args:
+            params: Parameters of the guide and of the model.
+            call: The model with its arguments.
+            root: Of the hyperparameters' covariance, if the guide has none of its own.
+        """
+        return None
+
+    def weakened(self, params: dict, strength) -> dict:
+        """Parameters of the same guide that believes the data less.
+
+        Args:
+            params: Its parameters.
+            strength: What its pseudo-observations count, between 0 and 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be weakened.")
 
     def start(self, names, key, call: Call) -> dict:
         """Where these sites start, on the real line."""

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
+from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from numpyro_gpx import checks
 from numpyro_gpx.beliefs import Belief, DiagonalBelief
 from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.guides.parts.transport import GaussianTransport
 from numpyro_gpx.joint_beliefs import Group
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.starts import init_to_prior_median, initial_values
@@ -43,6 +45,7 @@ class GaussianGuide(SiteGuide):
         init_loc_fn: Where the hyperparameters start (a NumPyro init strategy).
     """
 
+    can_transport = True
     # Whether its beliefs about GPs know nothing of what is added to these.
     factorised = False
 
@@ -83,6 +86,23 @@ class GaussianGuide(SiteGuide):
             latents: `LatentInput`s by site; only guides that look at the data need it.
         """
         return tuple(Held(group) for group in self.beliefs(theta, call))
+
+    def transport(self, params, call, root=None):
+        if self.structure.row_sites:
+            return None
+        return GaussianTransport(self, params, call, root)
+
+    def held_of(self, theta: dict, call: Call) -> tuple[Held, ...]:
+        """What is held of all sites but hyperparameters, where rows have none."""
+        return tuple(self._held(theta, call, {}))
+
+    def theta_root(self, call) -> tuple[Array, Array | None]:
+        """Mean of the hyperparameters on the real line, and a root of their covariance.
+
+        Points have none.
+        """
+        loc, scale = self._theta_params(call)
+        return loc, jnp.diag(scale) if self.theta == "mean_field" else scale
 
     def __call__(self, *args, **kwargs):
         call = self._heard(*args, **kwargs)

@@ -1,6 +1,7 @@
 """Engines: what `gpx.fit(model, engine, ...)` takes, and what one is made of."""
 
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
+from numpyro_gpx.engines.guided import Guided
 from numpyro_gpx.engines.implicit import Implicit
 from numpyro_gpx.engines.kernels import MCMC, Blackjax
 from numpyro_gpx.engines.lbfgs import LBFGS
@@ -23,6 +24,7 @@ __all__ = [
     "Blackjax",
     "Engine",
     "Facts",
+    "Guided",
     "Implicit",
     "NotFinite",
     "Note",

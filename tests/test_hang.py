@@ -19,6 +19,8 @@ import pytest
 
 import numpyro_gpx as gpx
 from numpyro_gpx.numerics.factor import factorise
+from numpyro_gpx.numerics.threads import batches_hang
+from numpyro_gpx.program import compile_cache
 from numpyro_gpx.program.compile_cache import lowered
 from numpyro_gpx.results import posteriors, predict
 
@@ -99,6 +101,33 @@ def test_factors_of_several_outputs_are_computed_one_after_the_other():
         jax.vmap(jax.grad(lambda K: factorise(K).log_det())),
     ):
         assert not batched_calls(jax.jit(fn).lower(K).as_text())
+
+
+def full(X, y=None):
+    kernel = gpx.kernels.RBF(numpyro.sample("variance", dist.LogNormal(0.0, 1.0)))
+    f = gpx.gp("f", kernel, inducing=gpx.inducing.Data(ROWS))
+    with numpyro.plate("data", X.shape[0]):
+        gpx.observe("y", f(X), gpx.likelihoods.Bernoulli(), obs=y)
+
+
+ROWS = jnp.linspace(-1.0, 1.0, 12)[:, None]
+
+
+def test_vectorized_chains_factorise_no_batch(monkeypatch):
+    texts = []
+    compile_it = compile_cache._executable
+
+    def noted(low, options):
+        texts.append(low.as_text())
+        return compile_it(low, options)
+
+    monkeypatch.setattr(compile_cache, "_executable", noted)
+    options = dict(num_warmup=2, num_samples=4, num_chains=3, progress=False)
+    labels = (jnp.sin(3.0 * X[:, 0]) > 0.0).astype(float)
+    gpx.fit_nuts(full, X, labels, key=jr.key(0), chain_method="vectorized", **options)
+    assert sum("lapack_" in text for text in texts) >= 3  # starts, states, transitions
+    if batches_hang():
+        assert not any(map(batched_calls, texts))
 
 
 REPEATED = """

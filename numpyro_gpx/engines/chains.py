@@ -17,6 +17,7 @@ from numpyro_gpx import checks
 from numpyro_gpx.engines.engine import Start
 from numpyro_gpx.engines.retry import NotFinite, finding_a_start
 from numpyro_gpx.engines.watch import Watch
+from numpyro_gpx.numerics.threads import over_chains
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.density import Target
@@ -135,15 +136,17 @@ def sample_chains(
             return kernel.sample(state, (), {})
 
         if length.vectorized:
-            transition = jax.vmap(transition)
+            transition = over_chains(transition)
         return _transitions(transition, state, number, _seen)
 
     keys = jr.split(key, length.num_chains)
     if length.vectorized:
         together = jax.tree.map(lambda *x: jnp.stack(x), *starts)
-        starter = compiled(
-            jax.vmap(begin, (0, 0, None)), keys, together, inputs, optimise=False
-        )
+
+        def begin_all(keys, starts, inputs):
+            return over_chains(lambda pair: begin(*pair, inputs))((keys, starts))
+
+        starter = compiled(begin_all, keys, together, inputs, optimise=False)
         states = [starter(keys, together, inputs)]
     else:
         starter = compiled(begin, keys[0], starts[0], inputs, optimise=False)

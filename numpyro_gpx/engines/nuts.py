@@ -137,7 +137,8 @@ class NUTS(_Hamiltonian):
             how long it is in warm-up and after it.
         thinning: Of so many draws after warm-up one is kept.
         chain_method: `"sequential"`, or `"vectorized"`: all chains in one program, for
-            accelerators (on a CPU it is slower, since all wait for the longest tree).
+            accelerators (on a CPU it is no faster; where jaxlib hangs on batches of
+            matrices they move one after the other).
         init_strategy: Where chains start (`numpyro.infer.init_to_median()`, ...); by
             default about the prior's median. `init=` of the fit goes before it.
         step_size: Where its adaptation starts.

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ import numpy as np
 from numpyro.primitives import _PYRO_STACK
 
 from numpyro_gpx.numerics.jitter import explicit_jitter
-from numpyro_gpx.numerics.threads import one_at_a_time
+from numpyro_gpx.numerics.threads import batches_hang, one_at_a_time
 from numpyro_gpx.program.closure_digest import contents
 
 __all__ = [
@@ -44,10 +43,9 @@ __all__ = [
 # Programs kept. Each takes some memory maps, of which Linux allows 65530 a process.
 _MOST = 64
 
-# On jaxlib 0.10 two batches of matrices that are factorised at once wait for ever
-# unless XLA runs one operation after the other (tests/test_hang.py).
+# Where batches of matrices hang they do so less often if XLA runs one operation after
+# the other.
 _SCHEDULER = "xla_cpu_enable_concurrency_optimized_scheduler"
-_HANGS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
 
 
 class _Kept:
@@ -206,7 +204,7 @@ def _executable(low, options):
 
 def _options(optimise: bool) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if _HANGS and jax.default_backend() == "cpu":
+    if batches_hang():
         options[_SCHEDULER] = False
     if not optimise:
         options["xla_backend_optimization_level"] = 0

@@ -63,8 +63,10 @@ def hessian_by_differences(slope, theta) -> np.ndarray:
     return 0.5 * (found + found.T)
 
 
-def root_of_covariance(hessian: np.ndarray) -> np.ndarray:
-    """Lower factor of the inverse, its precisions bounded from below."""
+def root_of_covariance(
+    hessian: np.ndarray, least: float = _LEAST_PRECISION
+) -> np.ndarray:
+    """Lower factor of the inverse, its precisions no smaller than `least`."""
     values, vectors = np.linalg.eigh(np.nan_to_num(hessian))
-    precision = np.maximum(np.abs(values), _LEAST_PRECISION)
+    precision = np.maximum(values, least)
     return np.linalg.cholesky((vectors / precision) @ vectors.T)

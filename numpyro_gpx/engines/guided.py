@@ -18,7 +18,10 @@ from numpyro_gpx.engines.curvature import root_at_point
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
 from numpyro_gpx.engines.importance import Weighted, importance
 from numpyro_gpx.engines.rotation import BLOCK, Rotation, RotationState, rotations
+from numpyro_gpx.engines.sites import Sites
+from numpyro_gpx.engines.svi import SVI
 from numpyro_gpx.engines.watch import Watch
+from numpyro_gpx.guides import ConditionalGaussian
 from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.compile_cache import compiled, run
@@ -133,9 +136,14 @@ class Guided(Engine):
     def _trained(self, program: Program, key, start: Start, watch: Watch) -> Fit:
         if self.guide is not None:
             return self.guide
-        from numpyro_gpx.engines.sites import trained_guide
-
-        return trained_guide(program, key, start, watch)
+        engine: Engine = Sites()
+        if engine.objection(program) is not None:
+            engine = SVI(ConditionalGaussian)
+        found = engine.run(program, key, start=start, watch=watch)
+        return Fit(
+            program, found.posterior, facts=engine.facts, params=found.params,
+            info=found.info, notes=found.notes,
+        )  # fmt: skip
 
 
 class _Run:

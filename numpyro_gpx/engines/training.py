@@ -38,7 +38,7 @@ from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import GuidePosterior
 from numpyro_gpx.sites.marks import is_auxiliary
 
-__all__ = ["Training", "guide_of"]
+__all__ = ["Training", "guide_of", "means_of"]
 
 # Draws of the bound that a fit with latent inputs reports.
 _REPORTED_DRAWS = 1000
@@ -272,11 +272,16 @@ def _mean_theta(init: Fit, guide) -> dict:
     """The start of a Gaussian guide's `q(theta)` at the mean of other draws."""
     if not isinstance(guide, GaussianGuide):
         return {}
-    draws, sites = init.draws(), guide.structure.latents
-    names = guide.structure.hyperparameters
+    sites, names = guide.structure.latents, guide.structure.hyperparameters
+    means = means_of(init, names)
     if not names or not all(
-        n in draws and draws[n].shape[1:] == sites[n].shape for n in names
+        n in means and means[n].shape == sites[n].shape for n in names
     ):
         return {}
-    means = {n: jnp.asarray(draws[n].mean(axis=0)) for n in names}
     return {guide.theta_name: ravel_pytree(guide.structure.unconstrain(means))[0]}
+
+
+def means_of(fit: Fit, names) -> dict[str, Array]:
+    """Means of these sites over the draws of a fit, as far as it has them."""
+    draws = fit.draws()
+    return {n: jnp.asarray(draws[n].mean(axis=0)) for n in names if n in draws}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from numpyro_gpx import checks
@@ -36,11 +37,13 @@ class Standardised(NamedTuple):
 
     def inputs(self, X) -> np.ndarray:
         """New inputs `(N, D)` in standardised units."""
-        return (np.asarray(X) - self.X_shift) / self.X_scale
+        X = X if isinstance(X, jax.Array) else np.asarray(X)
+        return (X - self.X_shift) / self.X_scale
 
     def targets(self, y) -> np.ndarray:
         """New targets in standardised units."""
-        return (np.asarray(y) - self.y_shift) / self.y_scale
+        y = y if isinstance(y, jax.Array) else np.asarray(y)
+        return (y - self.y_shift) / self.y_scale
 
     def predict(self, fit, X, **options) -> Prediction:
         """`fit.predict` at inputs in original units, answered in original units.

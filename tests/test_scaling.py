@@ -1,6 +1,10 @@
 """Standardised data: constant columns, odd units, what is refused."""
 
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+import numpyro
 import pytest
 from numpy.testing import assert_allclose
 
@@ -62,6 +66,23 @@ def test_units_in_which_variances_are_out_of_range_are_refused(unit, dtype):
 def test_targets_that_have_no_moments_are_refused(y, error, words):
     with pytest.raises(error, match=words):
         gpx.standardise(X, y, missing=True)
+
+
+def test_predictions_in_other_units_compile():
+    def model(X, y=None):
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", len(X)):
+            gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.3), obs=y)
+
+    X = 30.0 + 5.0 * np.random.default_rng(0).normal(size=(12, 1))
+    data = gpx.standardise(X, np.sin(X[:, 0]))
+    Z = data.X[::4]
+    fit = gpx.fit_lbfgs(
+        model, gpx.guides.WhitenedGaussian, data.X, data.y, key=jr.key(0),
+        progress=False,
+    )  # fmt: skip
+    found = jax.jit(lambda X: data.predict(fit, X).mean)(jnp.asarray(X))
+    np.testing.assert_allclose(found, data.predict(fit, X).mean, rtol=1e-6)
 
 
 def test_missing_targets_stay_missing():

@@ -40,7 +40,7 @@ def doubts_of(guide: AutoGuide, program: Program) -> tuple[Note, ...]:
     if points:
         notes += collapsing_scales(program, structure.hyperparameters)
     elif factorised and structure.gps:
-        notes += _effects_apart(name, program)
+        notes += _effects_apart(name, program, getattr(guide, "follows_means", False))
     if factorised:
         notes += _gps_apart(name, program)
     return tuple(notes)
@@ -91,14 +91,21 @@ def collapsing_scales(program: Program, points: Sequence[str]) -> list[Note]:
     ]  # fmt: skip
 
 
-def _effects_apart(name: str, program: Program) -> list[Note]:
-    """On what is added to GPs and believed independent of them."""
+def _effects_apart(name: str, program: Program, follows_means: bool) -> list[Note]:
+    """On what is added to GPs and believed independent of them.
+
+    Args:
+        name: Of the guide.
+        program: The model.
+        follows_means: Whether its beliefs about GPs follow their mean functions.
+    """
     structure = program.structure
     drawn = set(structure.global_sites) - set(structure.gps)
     if not drawn:
         return []
-    effects = dependence_of(program).effects
-    found = sorted(set().union(*effects.values()) & drawn)
+    read = dependence_of(program)
+    every = [*read.effects.values(), *([] if follows_means else read.means.values())]
+    found = sorted(set().union(*every) & drawn)
     if not found:
         return []
     return [

@@ -197,8 +197,8 @@ def _not_converged(info: dict, dtype) -> Note:
     )
     return Note(
         "not_converged", "doubt",
-        f"L-BFGS stopped after {info['num_steps']} steps before it had converged, "
-        f"{info['promised']:.2g} nats short by a quadratic through its last points: "
+        f"L-BFGS stopped after {info['num_steps']} steps before it had converged, up "
+        f"to {info['promised']:.2g} nats short by a quadratic through its last points: "
         f"{why}.",
         advice,
         {"num_steps": info["num_steps"], "promised": info["promised"]},

@@ -88,8 +88,8 @@ def run_engine(
     """
     started, compiling = time.perf_counter(), seconds_compiling()
     checks.key(key)
-    if time_limit is not None and not time_limit > 0.0:
-        raise ValueError(f"`time_limit` must be positive; got {time_limit!r}.")
+    if time_limit is not None:
+        checks.number("time_limit", time_limit, 0.0)
     _check_batches(call, engine, function)
     with one_at_a_time(), _listening(function, progress, time_limit) as watch:
         program = Program.of(call, engine.batch)
@@ -99,12 +99,13 @@ def run_engine(
         start = _start(init, program.structure)
 
         def attempt(jitter) -> tuple[Outcome, Program]:
+            watch.begin_again()
             here = program.with_jitter(jitter)
             found = engine.run(here, key, start=start, watch=watch)
             return found, here
 
         (outcome, program), retried = with_retry(
-            attempt, program.batched, outcome_params(init), stacklevel=stacklevel + 1
+            attempt, program.batched, _known_params(init), stacklevel=stacklevel + 1
         )
         found = Fit(
             program, outcome.posterior,
@@ -115,7 +116,7 @@ def run_engine(
             sample_stats=outcome.stats, loss=outcome.loss,
             notes=tuple([*_notes(outcome, watch), *retried]),
         )  # fmt: skip
-    notes.warn(found.notes, of=f"`{function}`", stacklevel=stacklevel)
+    notes.warn(found, of=f"`{function}`", stacklevel=stacklevel)
     return found
 
 
@@ -127,7 +128,7 @@ def _listening(function: str, progress: bool, time_limit) -> Iterator[Watch]:
         yield watch
 
 
-def outcome_params(init) -> dict | None:
+def _known_params(init) -> dict | None:
     """Values of parameters that are known before a fit, for a diagnosis."""
     return init.params if isinstance(init, Fit) else None
 
@@ -182,7 +183,7 @@ def _start(init, structure: Structure) -> Start:
                 f"`init` must hold latent sites of the model, "
                 f"{list(structure.latents)}; got {name!r}."
             )
-        x = jnp.asarray(value, site.dtype)
+        x = jnp.asarray(checks.numbers(f"init[{name!r}]", value), site.dtype)
         try:
             x = jnp.broadcast_to(x, site.shape)
         except ValueError:
@@ -199,8 +200,8 @@ def _start(init, structure: Structure) -> Start:
 
 
 def _info(outcome: Outcome, watch: Watch) -> dict[str, Any]:
-    stopped = {} if watch.stopped is None else {"interrupted": True}
-    return {**outcome.info, **stopped}
+    cut = {} if watch.cut is None else {"interrupted": True}
+    return {**outcome.info, **cut}
 
 
 def _notes(outcome: Outcome, watch: Watch) -> list[Note]:
@@ -209,12 +210,12 @@ def _notes(outcome: Outcome, watch: Watch) -> list[Note]:
     posterior = outcome.posterior
     if isinstance(posterior, ChainPosterior) and not posterior.independent:
         found += mixing_notes(posterior.draws, fixed=posterior.fixed)
-    if watch.stopped is not None:
+    if watch.cut is not None:
         found.insert(
             0,
             Note(
                 "interrupted", "doubt",
-                f"The fit was {watch.stopped} before its end; this is the fit so far.",
+                f"The fit was {watch.cut} before its end; this is the fit so far.",
                 "Go on from here: `init=fit`.",
             ),
         )  # fmt: skip

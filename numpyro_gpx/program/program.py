@@ -120,6 +120,11 @@ class Program:
         return self._look.fingerprint
 
     @property
+    def arrays_read(self) -> tuple[str, ...]:
+        """Shapes and digests of the arrays that the model has closed over."""
+        return self._look.arrays_read
+
+    @property
     def target(self) -> str:
         """What the density is: `"exact"`, or the `"sparse"` approximation.
 

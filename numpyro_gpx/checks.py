@@ -84,6 +84,11 @@ def optimizer(value) -> None:
 
 def loss(value) -> None:
     """Raise if `value` is a class of losses in place of one of them."""
+    if not (value is None or isinstance(value, type | numpyro.infer.elbo.ELBO)):
+        raise TypeError(
+            "`loss` must be a loss such as `gpx.infer.ELBO()`; got "
+            f"{_described(value)}."
+        )
     if isinstance(value, type):
         raise TypeError(
             f"`loss` must be a loss; got the class {value.__name__}. Make one: "

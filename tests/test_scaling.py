@@ -85,6 +85,29 @@ def test_predictions_in_other_units_compile():
     np.testing.assert_allclose(found, data.predict(fit, X).mean, rtol=1e-6)
 
 
+def test_targets_with_units_of_their_own_are_left_alone():
+    def model(X, y=None):
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", len(X)):
+            gpx.observe("y", f(X), gpx.likelihoods.Poisson(), obs=y)
+
+    X = 30.0 + 5.0 * np.random.default_rng(0).normal(size=(12, 1))
+    counts = np.arange(12.0)
+    data = gpx.standardise(X)
+    Z = data.X[::4]
+    assert data.y is None
+    fit = gpx.fit_lbfgs(
+        model, gpx.guides.WhitenedGaussian, data.X, counts, key=jr.key(0),
+        progress=False,
+    )  # fmt: skip
+    assert_allclose(data.predict(fit, X).mean, fit.predict(data.X).mean, rtol=1e-6)
+    both = gpx.standardise(X, counts)
+    with pytest.raises(ValueError, match="other targets than.*standardise\\(X"):
+        both.predict(fit, X)
+    with pytest.raises(ValueError, match=r"shape \(N, 1\).*got \(3, 4\)"):
+        data.inputs(np.ones((3, 4)))
+
+
 def test_missing_targets_stay_missing():
     y = np.where(np.arange(30) < 4, np.nan, Y)
     found = gpx.standardise(X, y, missing=True)

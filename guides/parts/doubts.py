@@ -83,9 +83,9 @@ def collapsing_scales(program: Program, points: Sequence[str]) -> list[Note]:
         Note(
             "collapse", "wrong",
             f"Sites {sorted(found)} become points and the spread of their prior "
-            f"depends on the points {scales}: such a scale collapses to 0, and the "
-            "bound is none.",
-            "Use `theta='full'`, or `gpx.fit_nuts`.",
+            f"depends on the points {scales}: their density has no maximum, such a "
+            "scale tends to collapse to 0, and the bound is none.",
+            "Use `gpx.fit_nuts`, or `gpx.fit_svi` with `theta='full'`.",
             {"sites": sorted(found), "scales": scales},
         )
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def _effects_apart(name: str, program: Program, follows_means: bool) -> list[Not
             f"{found} enter the latent function beside GPs {list(structure.gps)}; "
             f"{name} treats them as independent of these, and their standard "
             "deviations will be far too small.",
-            "Use `gpx.fit_nuts`, or `gpx.guides.Flow(model)`.",
+            "Use `gpx.fit_nuts`.",
             {"sites": found},
         )
     ]  # fmt: skip

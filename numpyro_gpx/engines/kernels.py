@@ -127,6 +127,11 @@ class Blackjax(Engine):
 
     def __check_init__(self):
         Length.of(self)
+        if isinstance(self.algorithm, str):
+            raise TypeError(
+                "`algorithm` must be one of blackjax's, such as "
+                f"`blackjax.{self.algorithm}`; got the text {self.algorithm!r}."
+            )
 
     @property
     def facts(self):

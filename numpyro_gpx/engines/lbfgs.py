@@ -100,7 +100,8 @@ class LBFGS(Engine):
             promised = minimiser.promised(found)
             info["promised"] = promised
             info["message"] = str(found.message)
-            info["converged"] = bool(found.success) and promised < _NEGLIGIBLE
+            # SciPy may stop at rounding and call it abnormal, or call it success.
+            info["converged"] = promised < _NEGLIGIBLE
             if not info["converged"]:
                 notes = [_not_converged(info, minimiser.flat.dtype)]
         return training.outcome(minimiser.params(), key_draws, info, notes, watch)

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_gpx import checks, notes
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
@@ -22,6 +24,7 @@ from numpyro_gpx.program.compile_cache import seconds_compiling
 from numpyro_gpx.program.options import takes_options
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
+from numpyro_gpx.program.units import unit_notes
 from numpyro_gpx.results.chain_notes import mixing_notes
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
@@ -58,11 +61,7 @@ def fit(
         A fit. Ctrl-C, too, returns the fit so far, marked as interrupted; a second one
         ends it at once. `fit.notes` says what may be doubted; it is warned of once.
     """
-    if not isinstance(engine, Engine):
-        raise TypeError(
-            "`engine` must be one of `gpx.engines`, such as `gpx.engines.NUTS()`; got "
-            f"{engine!r}."
-        )
+    _check_order(model, engine)
     elsewhere = _check_options(model, engine, kwargs)
     call = Call.create(model, args, kwargs, function="fit", elsewhere=elsewhere)
     return run_engine(
@@ -97,6 +96,7 @@ def run_engine(
         if objection is not None:
             raise ValueError(f"`{function}` cannot fit this model. {objection}")
         start = _start(init, program.structure)
+        doubts = unit_notes(program)
 
         def attempt(jitter) -> tuple[Outcome, Program]:
             watch.begin_again()
@@ -114,7 +114,7 @@ def run_engine(
             seconds_compiling=seconds_compiling() - compiling,
             info=_info(outcome, watch), batch_size=program.batched.batch_size,
             sample_stats=outcome.stats, loss=outcome.loss,
-            notes=tuple([*_notes(outcome, watch), *retried]),
+            notes=tuple([*_notes(outcome, watch), *doubts, *retried]),
         )  # fmt: skip
     notes.warn(found, of=f"`{function}`", stacklevel=stacklevel)
     return found
@@ -131,6 +131,29 @@ def _listening(function: str, progress: bool, time_limit) -> Iterator[Watch]:
 def _known_params(init) -> dict | None:
     """Values of parameters that are known before a fit, for a diagnosis."""
     return init.params if isinstance(init, Fit) else None
+
+
+def _check_order(model, engine) -> None:
+    """Raise unless a model came first, and an engine behind it."""
+    what = getattr(engine, "__name__", type(engine).__name__)
+    hint = "such as `gpx.engines.NUTS()`"
+    if isinstance(model, Engine) or not callable(model):
+        raise TypeError(
+            f"`model` must be a NumPyro function; got {type(model).__name__}. The "
+            "order is `gpx.fit(model, engine, X, y, key=key)`."
+        )
+    if isinstance(engine, Engine):
+        return
+    if isinstance(engine, type) and issubclass(engine, Engine):
+        hint = f"`gpx.engines.{what}(...)` with brackets"
+    elif isinstance(engine, MCMCKernel):
+        hint = "`gpx.engines.MCMC(kernel)` for a kernel of NumPyro's kind"
+    elif isinstance(engine, AutoGuide | type):
+        hint = "`gpx.engines.SVI(guide)` for a guide"
+    raise TypeError(
+        f"`engine` must be one of `gpx.engines`, {hint}; got {what}. The order is "
+        "`gpx.fit(model, engine, X, y, key=key)`."
+    )
 
 
 def _check_options(model, engine: Engine, named: dict) -> dict[str, str]:

@@ -74,6 +74,7 @@ class SGHMC(Engine):
 
     def __check_init__(self):
         Length.of(self)
+        checks.at_least("num_warmup", self.num_warmup, 1)  # which finds the scales
         check_steps(self.step_size, self.friction)
         checks.at_least("num_integration_steps", self.num_integration_steps, 1)
         if self.em is not None:

@@ -30,6 +30,9 @@ BLOCK = 100
 _SECONDS, _MOST_SECONDS = 0.5, 2.0
 
 
+_COMPILING = " (most of the time may have gone into compiling)"
+
+
 class Stopped(Exception):
     """Raised inside what cannot be cut, to end it."""
 
@@ -84,12 +87,13 @@ class Watch:
         self._started = time.perf_counter()
         self._interrupted = False
         self._worth_keeping = False
+        self._done = ""  # how far what makes no result has come
         # Why a phase was ended before its end, in words; `None` if none was.
         self.cut: str | None = None
 
     def begin_again(self) -> None:
         """Forget what there was to keep: the fit starts anew."""
-        self._worth_keeping = False
+        self._worth_keeping, self._done = False, ""
 
     @property
     def stopped(self) -> str | None:
@@ -133,8 +137,8 @@ class Watch:
     @property
     def _nothing_yet(self) -> str:
         return (
-            f"`{self.of}` was interrupted before its first step or draw: there is no "
-            "fit to return."
+            f"`{self.of}` was interrupted before its first step or draw{self._done}: "
+            "there is no fit to return."
         )
 
     def loop(
@@ -196,6 +200,8 @@ class Watch:
                 if check is not None:
                     check(latest, first)
                 self._worth_keeping |= record.num_steps > useless
+                if useless and not self._worth_keeping:
+                    self._done = f" (after {record.num_steps} of {useless} before it)"
                 bar.update(number)
                 line = say(record)
                 if line is None:
@@ -228,8 +234,8 @@ class Watch:
                 raise KeyboardInterrupt(self._nothing_yet)
             raise TimeoutError(
                 f"`time_limit={self.time_limit}` seconds were over before the first "
-                f"step or draw of `{self.of}`: there is no fit to return. Most of the "
-                "time may have gone into compiling."
+                f"step or draw of `{self.of}`{self._done or _COMPILING}: there is no "
+                "fit to return."
             )
         self.cut = self.stopped
         return self.cut is not None

@@ -27,6 +27,16 @@ ARVIZ_NAMES = {
 # Chains whose R-hat lies above this have not met (Vehtari et al., 2021, ask for 1.01,
 # which takes long chains to see).
 MAX_R_HAT = 1.05
+_HOW_TO_MEET = (
+    "Raise `num_warmup` and `num_samples`, or start from a variational fit (`init=`)."
+)
+# Chains this far from each other may be in different modes.
+_FAR_APART = 2.0
+_OTHER_MODES = (
+    "They may be in different modes, as where a sign or an order is free: look at "
+    "`fit.chains()`. A common start (`init=`) would only hide it. Else raise "
+    "`num_warmup`."
+)
 # Fewer effective draws than this and a mean is off by more than a tenth of the sd.
 MIN_ESS = 100
 # R-hat splits each chain in two, and a variance needs two draws.
@@ -156,8 +166,7 @@ def _apart(numbers: _Numbers) -> list[Note]:
             f"The chains have not met: R-hat is {r_hat[worst]:.3f} for "
             f"`{numbers.labels[worst]}`, above {MAX_R_HAT} for {number} of "
             f"{len(numbers.labels)} numbers.",
-            "Raise `num_warmup` and `num_samples`, start from a variational fit "
-            "(`init=`), or reparameterise.",
+            _HOW_TO_MEET if r_hat[worst] < _FAR_APART else _OTHER_MODES,
             {"r_hat": float(r_hat[worst]), "entries": number},
         )
     ]  # fmt: skip
@@ -179,7 +188,7 @@ def _worth_little(numbers: _Numbers) -> list[Note]:
             f"{total} draws are worth {ess[worst]:.0f} for "
             f"`{numbers.labels[worst]}`, fewer than {MIN_ESS} for {number} of "
             f"{len(numbers.labels)} numbers.",
-            "Raise `num_samples`.",
+            "Raise `num_samples` (of SGHMC also `num_integration_steps`).",
             {"ess": float(ess[worst]), "entries": number},
         )
     ]  # fmt: skip
@@ -223,7 +232,8 @@ def hamiltonian_notes(stats: dict, max_tree_depth=None) -> tuple[Note, ...]:
                 "divergences", "doubt",
                 f"{number} of {total} draws diverged: the posterior is not explored "
                 "where it is narrow.",
-                "Reparameterise (`LocScaleReparam`), or raise `target_accept_prob`.",
+                "Raise `target_accept_prob` (to 0.99), start from a variational fit "
+                "(`init=`), or reparameterise effects of groups (`LocScaleReparam`).",
                 {"divergences": number, "draws": total},
             )
         )  # fmt: skip
@@ -237,8 +247,8 @@ def hamiltonian_notes(stats: dict, max_tree_depth=None) -> tuple[Note, ...]:
                     f"{100 * cut:.0f} % of the trajectories were cut off at "
                     f"{2**depth - 1} steps (`max_tree_depth={depth}`): draws are "
                     "slow, and correlated.",
-                    "Start from a variational fit (`init=`), set `dense_mass=True`, or "
-                    "reparameterise.",
+                    "Raise `max_tree_depth` if it was lowered, set `dense_mass=True`, "
+                    "or start from a variational fit (`init=`).",
                     {"share": cut},
                 )
             )  # fmt: skip

@@ -1,5 +1,6 @@
 """Options of NUTS and HMC reach NumPyro's kernels; chains side by side are the same."""
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro
@@ -9,6 +10,7 @@ from numpy.testing import assert_allclose
 from numpyro.infer import init_to_value
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.density import Target
 
 E = gpx.engines
 X = np.linspace(-1.0, 1.0, 12)[:, None]

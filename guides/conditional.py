@@ -52,6 +52,8 @@ class ConditionalGaussian(GaussianGuide):
 
     factorised = True
     can_weaken = True
+    # Its pseudo-observation is of `u`, whose prior has the mean.
+    follows_means = True
 
     def __init__(
         self, model, *, theta="full", prefix="auto", init_loc_fn=init_to_prior_median

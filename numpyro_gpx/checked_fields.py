@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from numpyro.util import not_jax_tracer
@@ -40,10 +41,21 @@ def as_float(value) -> Array:
 
     Python numbers stay weakly typed, so that the dtype of the data decides.
     """
+    _refuse_distribution(value)
     value = jnp.asarray(value)
     if jnp.issubdtype(value.dtype, jnp.integer):
         return value * 1.0
     return value
+
+
+def _refuse_distribution(value) -> None:
+    """Raise if a distribution stands where a draw of it was meant."""
+    if isinstance(value, dist.Distribution):
+        name = type(value).__name__
+        raise TypeError(
+            f"A hyperparameter must be a number or an array; got the distribution "
+            f"{name}. Draw it: `numpyro.sample('name', dist.{name}(...))`."
+        )
 
 
 def as_inputs(name: str, X: ArrayLike) -> Float[Array, "N D"]:
@@ -61,6 +73,7 @@ def as_inputs(name: str, X: ArrayLike) -> Float[Array, "N D"]:
 
 def _number(name, default, holds: Callable, words: str):
     def convert(value) -> Array:
+        _refuse_distribution(value)
         if all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(value)):
             values = np.asarray(value)
             wrong = ~np.asarray(holds(values))

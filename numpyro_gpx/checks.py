@@ -27,6 +27,7 @@ __all__ = [
     "matrix",
     "noise_scale",
     "not_negative",
+    "number",
     "numbers",
     "one_of",
     "optimizer",
@@ -58,8 +59,9 @@ def guide(value, model):
     if not callable(found):
         raise TypeError(
             "`guide` must be a guide of the model, such as "
-            f"`gpx.guides.WhitenedGaussian(model)`; got {_described(value)}. The order "
-            "is `fit_svi(model, guide, X, y, key=key)`."
+            f"`gpx.guides.WhitenedGaussian(model)`; got {_described(value)}. "
+            "Engines take it first, `SVI(guide)`, and short forms behind the model, "
+            "`fit_svi(model, guide, X, y, key=key)`."
         )
     # Equal, not the same: a method is another object each time it is named.
     if getattr(found, "model", model) != model:
@@ -82,6 +84,11 @@ def optimizer(value) -> None:
 
 def loss(value) -> None:
     """Raise if `value` is a class of losses in place of one of them."""
+    if not (value is None or isinstance(value, type | numpyro.infer.elbo.ELBO)):
+        raise TypeError(
+            "`loss` must be a loss such as `gpx.infer.ELBO()`; got "
+            f"{_described(value)}."
+        )
     if isinstance(value, type):
         raise TypeError(
             f"`loss` must be a loss; got the class {value.__name__}. Make one: "
@@ -100,6 +107,17 @@ def at_least(name: str, value, least: int) -> None:
     if not isinstance(value, int | np.integer) or value < least:
         raise ValueError(
             f"`{name}` must be a whole number, at least {least}; got {value!r}."
+        )
+
+
+def number(name: str, value, above: float, below: float = np.inf) -> None:
+    """Raise unless `value` is a real number between the two."""
+    kinds = (int, float, np.integer, np.floating)
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if not (fits and above < value < below):
+        between = f" and below {below:g}" if np.isfinite(below) else ""
+        raise ValueError(
+            f"`{name}` must be a number above {above:g}{between}; got {value!r}."
         )
 
 

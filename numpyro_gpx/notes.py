@@ -7,13 +7,19 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["FitWarning", "Note", "as_text", "warn"]
+__all__ = ["SEVERITIES", "FitWarning", "Note", "as_text", "warn"]
 
 SEVERITIES = ("remark", "doubt", "wrong")
 
 
 class FitWarning(UserWarning):
-    """A fit that may be doubted; its notes say why."""
+    """A fit that may be doubted; its notes say why.
+
+    Attributes:
+        fit: The fit, for who turns warnings into errors: it is not lost.
+    """
+
+    fit: Any = None
 
 
 class Note(NamedTuple):
@@ -46,19 +52,18 @@ def as_text(notes: Iterable[Note], indent: str = "  ") -> str:
     )
 
 
-def warn(notes: Iterable[Note], *, of: str, stacklevel: int) -> None:
-    """Warn of the notes, once for all of them.
+def warn(fit, *, of: str, stacklevel: int) -> None:
+    """Warn of a fit's notes, once for all of them.
 
     Args:
-        notes: What was found; nothing is said if there is nothing.
-        of: Whose fit it is.
+        fit: A fit; nothing is said if it has no notes.
+        of: Who made it.
         stacklevel: As of `warnings.warn`, counted from the caller.
     """
-    notes = tuple(notes)
-    if not notes:
+    if not fit.notes:
         return
-    warnings.warn(
-        f"Notes on this fit by {of} (`fit.check()` lists them):\n{as_text(notes)}",
-        FitWarning,
-        stacklevel=stacklevel + 1,
+    said = FitWarning(
+        f"Notes on this fit by {of} (`fit.check()` lists them):\n{as_text(fit.notes)}"
     )
+    said.fit = fit
+    warnings.warn(said, stacklevel=stacklevel + 1)

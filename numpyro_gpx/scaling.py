@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from numpyro_gpx import checks
@@ -28,7 +29,7 @@ class Standardised(NamedTuple):
     """
 
     X: np.ndarray
-    y: np.ndarray
+    y: np.ndarray | None
     X_shift: np.ndarray
     X_scale: np.ndarray
     y_shift: np.ndarray
@@ -36,11 +37,18 @@ class Standardised(NamedTuple):
 
     def inputs(self, X) -> np.ndarray:
         """New inputs `(N, D)` in standardised units."""
-        return (np.asarray(X) - self.X_shift) / self.X_scale
+        X = X if isinstance(X, jax.Array) else np.asarray(X)
+        if X.shape[1:] != self.X.shape[1:]:
+            raise ValueError(
+                f"`X` must have shape (N, {self.X.shape[1]}), as at "
+                f"`standardise`; got {X.shape}."
+            )
+        return (X - self.X_shift) / self.X_scale
 
     def targets(self, y) -> np.ndarray:
         """New targets in standardised units."""
-        return (np.asarray(y) - self.y_shift) / self.y_scale
+        y = y if isinstance(y, jax.Array) else np.asarray(y)
+        return (y - self.y_shift) / self.y_scale
 
     def predict(self, fit, X, **options) -> Prediction:
         """`fit.predict` at inputs in original units, answered in original units.
@@ -48,21 +56,42 @@ class Standardised(NamedTuple):
         Means, variances, draws and log densities are all those of the original target.
         """
         prediction = fit.predict(self.inputs(X), **options)
+        if self.y is None:
+            return prediction
+        self._check_targets(fit)
         return prediction.rescaled(self.y_shift, self.y_scale)
 
+    def _check_targets(self, fit) -> None:
+        """Raise if a fit was made to targets in other units."""
+        seen = fit.program.observed.values()
+        if not any(
+            np.shape(y) == self.y.shape and np.allclose(y, self.y, equal_nan=True)
+            for y in seen
+        ):
+            raise ValueError(
+                "`fit` was made to other targets than `data.y`: its predictions are in "
+                "units of their own. Fit to `data.y`, or scale the inputs alone: "
+                "`data = gpx.standardise(X)`."
+            )
 
-def standardise(X, y, *, missing: bool = False) -> Standardised:
+
+def standardise(X, y=None, *, missing: bool = False) -> Standardised:
     """Standardise inputs and targets, column by column.
 
     Args:
         X: Inputs `(N, D)`.
-        y: Real targets `(N,)` or `(N, P)`.
+        y: Real targets `(N,)` or `(N, P)`; left out, as for counts, labels and whatever
+            else has units of its own, the inputs alone are scaled.
         missing: Whether NaN in `y` stands for a missing target; it stays NaN.
 
     Returns:
         The scaled data with `inputs`, `targets` and `predict` for new rows.
     """
     X = np.asarray(checks.inputs("X", X))
+    X_shift, X_scale = _moments("X", X)
+    if y is None:
+        none = np.zeros((), X.dtype), np.ones((), X.dtype)
+        return Standardised((X - X_shift) / X_scale, None, X_shift, X_scale, *none)
     y = np.asarray(checks.numbers("y", y), dtype=X.dtype)
     hint = "Pass `missing=True` if NaN stands for missing."
     checks.finite("y", np.where(missing & np.isnan(y), 0.0, y), hint=hint)
@@ -71,7 +100,6 @@ def standardise(X, y, *, missing: bool = False) -> Standardised:
             f"`X` and `y` must have the same number of rows; got {X.shape[0]} and "
             f"{y.shape[0] if y.ndim else 'a scalar'}."
         )
-    X_shift, X_scale = _moments("X", X)
     y_shift, y_scale = _moments("y", y)
     return Standardised(
         (X - X_shift) / X_scale, (y - y_shift) / y_scale,

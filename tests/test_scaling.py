@@ -1,6 +1,10 @@
 """Standardised data: constant columns, odd units, what is refused."""
 
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+import numpyro
 import pytest
 from numpy.testing import assert_allclose
 
@@ -62,6 +66,46 @@ def test_units_in_which_variances_are_out_of_range_are_refused(unit, dtype):
 def test_targets_that_have_no_moments_are_refused(y, error, words):
     with pytest.raises(error, match=words):
         gpx.standardise(X, y, missing=True)
+
+
+def test_predictions_in_other_units_compile():
+    def model(X, y=None):
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", len(X)):
+            gpx.observe("y", f(X), gpx.likelihoods.Gaussian(0.3), obs=y)
+
+    X = 30.0 + 5.0 * np.random.default_rng(0).normal(size=(12, 1))
+    data = gpx.standardise(X, np.sin(X[:, 0]))
+    Z = data.X[::4]
+    fit = gpx.fit_lbfgs(
+        model, gpx.guides.WhitenedGaussian, data.X, data.y, key=jr.key(0),
+        progress=False,
+    )  # fmt: skip
+    found = jax.jit(lambda X: data.predict(fit, X).mean)(jnp.asarray(X))
+    np.testing.assert_allclose(found, data.predict(fit, X).mean, rtol=1e-6)
+
+
+def test_targets_with_units_of_their_own_are_left_alone():
+    def model(X, y=None):
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", len(X)):
+            gpx.observe("y", f(X), gpx.likelihoods.Poisson(), obs=y)
+
+    X = 30.0 + 5.0 * np.random.default_rng(0).normal(size=(12, 1))
+    counts = np.arange(12.0)
+    data = gpx.standardise(X)
+    Z = data.X[::4]
+    assert data.y is None
+    fit = gpx.fit_lbfgs(
+        model, gpx.guides.WhitenedGaussian, data.X, counts, key=jr.key(0),
+        progress=False,
+    )  # fmt: skip
+    assert_allclose(data.predict(fit, X).mean, fit.predict(data.X).mean, rtol=1e-6)
+    both = gpx.standardise(X, counts)
+    with pytest.raises(ValueError, match="other targets than.*standardise\\(X"):
+        both.predict(fit, X)
+    with pytest.raises(ValueError, match=r"shape \(N, 1\).*got \(3, 4\)"):
+        data.inputs(np.ones((3, 4)))
 
 
 def test_missing_targets_stay_missing():

@@ -40,7 +40,7 @@ def doubts_of(guide: AutoGuide, program: Program) -> tuple[Note, ...]:
     if points:
         notes += collapsing_scales(program, structure.hyperparameters)
     elif factorised and structure.gps:
-        notes += _effects_apart(name, program)
+        notes += _effects_apart(name, program, getattr(guide, "follows_means", False))
     if factorised:
         notes += _gps_apart(name, program)
     return tuple(notes)
@@ -83,22 +83,29 @@ def collapsing_scales(program: Program, points: Sequence[str]) -> list[Note]:
         Note(
             "collapse", "wrong",
             f"Sites {sorted(found)} become points and the spread of their prior "
-            f"depends on the points {scales}: such a scale collapses to 0, and the "
-            "bound is none.",
-            "Use `theta='full'`, or `gpx.fit_nuts`.",
+            f"depends on the points {scales}: their density has no maximum, such a "
+            "scale tends to collapse to 0, and the bound is none.",
+            "Use `gpx.fit_nuts`, or `gpx.fit_svi` with `theta='full'`.",
             {"sites": sorted(found), "scales": scales},
         )
     ]  # fmt: skip
 
 
-def _effects_apart(name: str, program: Program) -> list[Note]:
-    """On what is added to GPs and believed independent of them."""
+def _effects_apart(name: str, program: Program, follows_means: bool) -> list[Note]:
+    """On what is added to GPs and believed independent of them.
+
+    Args:
+        name: Of the guide.
+        program: The model.
+        follows_means: Whether its beliefs about GPs follow their mean functions.
+    """
     structure = program.structure
     drawn = set(structure.global_sites) - set(structure.gps)
     if not drawn:
         return []
-    effects = dependence_of(program).effects
-    found = sorted(set().union(*effects.values()) & drawn)
+    read = dependence_of(program)
+    every = [*read.effects.values(), *([] if follows_means else read.means.values())]
+    found = sorted(set().union(*every) & drawn)
     if not found:
         return []
     return [
@@ -107,7 +114,7 @@ def _effects_apart(name: str, program: Program) -> list[Note]:
             f"{found} enter the latent function beside GPs {list(structure.gps)}; "
             f"{name} treats them as independent of these, and their standard "
             "deviations will be far too small.",
-            "Use `gpx.fit_nuts`, or `gpx.guides.Flow(model)`.",
+            "Use `gpx.fit_nuts`.",
             {"sites": found},
         )
     ]  # fmt: skip

@@ -48,6 +48,8 @@ class GaussianGuide(SiteGuide):
     can_transport = True
     # Whether its beliefs about GPs know nothing of what is added to these.
     factorised = False
+    # Whether its beliefs about GPs follow hyperparameters of their mean functions.
+    follows_means = False
 
     def __init__(
         self, model, *, theta, prefix="auto", init_loc_fn=init_to_prior_median

@@ -82,6 +82,9 @@ def loo(fit: Fit, *, num_draws: int = 1000, site: str | None = None):
     return az.ELPDData(data=list(entries.values()), index=list(entries))
 
 
+_GUIDE = " (on most rows: draws of a guide may be far from the posterior's)"
+
+
 def _check_posterior(fit: Fit) -> None:
     if fit.is_prior:
         raise ValueError(
@@ -96,8 +99,8 @@ def _warn_of(pareto_k, good_k: float) -> None:
     if number:
         warnings.warn(
             f"Pareto k above {good_k:.2g} on {number} of {pareto_k.size} rows: the "
-            "estimate is not reliable. Hold out rows and look at "
-            "`fit.predict(X_test).log_prob(y_test)`.",
+            f"estimate is not reliable{_GUIDE if number > pareto_k.size / 2 else ''}. "
+            "Hold out rows and look at `fit.predict(X_test).log_prob(y_test)`.",
             FitWarning,
             stacklevel=3,
         )

@@ -8,12 +8,9 @@ from numpyro_gpx.results.targets import is_binary, noise_target
 
 __all__ = ["notes_for"]
 
-# Vehtari et al. (2021) ask for R-hat below 1.01 and a bulk ESS of 100 for each chain.
-_MAX_R_HAT, _MIN_ESS = 1.01, 100
 
-
-def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
-    """Sentences on different targets or models, missing sites, and poor mixing."""
+def notes_for(fits, entries, reference, test, site) -> tuple[str, ...]:
+    """Sentences on different targets or models, missing sites, doubts about fits."""
     notes = []
     targets = {name: fit.target for name, fit in fits.items()}
     if len(set(targets.values())) > 1:
@@ -74,7 +71,7 @@ def notes_for(fits, entries, sites, reference, test, site) -> tuple[str, ...]:
     notes += _point_notes(fits, entries, reference)
     notes += _bound_notes(fits, entries)
     notes += [f"{name}: {note}" for name, fit in fits.items() for note in fit.notes]
-    return tuple(notes + _mixing_notes(fits, sites))
+    return tuple(notes)
 
 
 def _data_notes(fits, reference):
@@ -133,25 +130,6 @@ def _bound_notes(fits, entries):
 def _has_points(names, entries) -> bool:
     draws = [x for name in names for x in entries.get(name, {}).values()]
     return bool(draws) and all(np.ptp(x) <= 1e-6 * np.max(np.abs(x)) for x in draws)
-
-
-def _mixing_notes(fits, sites):
-    notes = []
-    for name, fit in fits.items():
-        if not fit.is_mcmc or {"r_hat", "ess"} & {note.kind for note in fit.notes}:
-            continue
-        own = sites.xs(name, level="fit")
-        least = _MIN_ESS * next(iter(fit.chains().values())).shape[0]
-        complaints = []
-        if own["r_hat"].max() > _MAX_R_HAT:
-            worst = own["r_hat"].idxmax()
-            complaints.append(f"R-hat up to {own['r_hat'].max():.3f} ({worst})")
-        if own["ess"].min() < least:
-            worst = own["ess"].idxmin()
-            complaints.append(f"ESS down to {own['ess'].min():.0f} ({worst})")
-        if complaints:
-            notes.append(f"{name}: {', '.join(complaints)}; draw longer chains.")
-    return notes
 
 
 def _listed(values):

@@ -125,7 +125,7 @@ def compare(
     }
     sites = site_table(fits, entries, name)
     scores = score_table(fits, test, name, site)
-    notes = notes_for(fits, entries, sites, name, test, site)
+    notes = notes_for(fits, entries, name, test, site)
     number = 0 if test is None else test.y.shape[0]
     return Comparison(sites, scores, name, notes, dict(fits), number)
 

@@ -22,6 +22,7 @@ from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.starts import init_to_prior_median
+from numpyro_gpx.results.chain_notes import ARVIZ_NAMES, arviz_names
 
 __all__ = [
     "Chains",
@@ -34,16 +35,6 @@ __all__ = [
 
 # Transitions between looks at the chains, at most.
 _BLOCK = 50
-
-# What states call it, and what ArviZ does.
-_STATS = {
-    "diverging": "diverging",
-    "num_steps": "n_steps",
-    "accept_prob": "acceptance_rate",
-    "energy": "energy",
-    "potential_energy": "lp",
-    "temperature": "temperature",
-}
 
 
 class Length(NamedTuple):
@@ -95,19 +86,21 @@ class Chains(NamedTuple):
     Attributes:
         z: Values by site as the kernel has them, `(chains, draws, ...)`.
         stats: Records of each draw, `(chains, draws)`, by ArviZ's names.
+        every: The same of all steps after warm-up, those that thinning leaves out too.
         states: The last states: one a chain, or one of all.
         seconds_per_step: Of one transition of all chains.
     """
 
     z: dict[str, np.ndarray]
     stats: dict[str, np.ndarray]
+    every: dict[str, np.ndarray]
     states: list
     seconds_per_step: float
 
 
 def sample_chains(
     make: Callable[[Any], MCMCKernel], inputs, key, starts: list[dict], length: Length,
-    watch: Watch, label: str,
+    watch: Watch, label: str, most_leaps: int | None = None,
 ) -> Chains:  # fmt: skip
     """Draws on the real line.
 
@@ -120,6 +113,7 @@ def sample_chains(
         length: Of the chains.
         watch: Runs the blocks.
         label: What is running.
+        most_leaps: Gradients of the longest trajectory, where they differ in length.
     """
 
     def begin(key, start, inputs):
@@ -154,7 +148,7 @@ def sample_chains(
     program = compiled(advance, states[0], jnp.asarray(0), inputs)
     return _run(
         lambda state, number: program(state, number, inputs),
-        states, length, watch, label,
+        states, length, watch, label, most_leaps,
     )  # fmt: skip
 
 
@@ -220,7 +214,10 @@ def _transitions(transition, state, number, seen):
     return jax.lax.fori_loop(0, number, step, (state, kept))
 
 
-def _run(program, states: list, length: Length, watch: Watch, label: str) -> Chains:
+def _run(
+    program, states: list, length: Length, watch: Watch, label: str,
+    most_leaps: int | None = None,
+) -> Chains:  # fmt: skip
     """All chains at once, block by block, so that they end together."""
 
     def block(states, first, number):
@@ -241,28 +238,35 @@ def _run(program, states: list, length: Length, watch: Watch, label: str) -> Cha
                     f"of chain {chain + 1}."
                 )
 
+    def dearer(latest):
+        if most_leaps is None:
+            return 1.0
+        return most_leaps / max(np.mean(latest["num_steps"]), 1.0)
+
     states, record = watch.loop(
         label, block, states, length.num_warmup + length.num_samples, most=_BLOCK,
-        useless=length.num_warmup + length.thinning - 1, check=check,
+        useless=length.num_warmup + length.thinning - 1, check=check, dearer=dearer,
     )  # fmt: skip
-    values = jax.tree.map(lambda x: _kept(x, length), record.values)
-    stats = {_STATS[name]: x for name, x in values.items() if name != "z"}
-    if "lp" in stats:  # which is a log density
-        stats["lp"] = -stats["lp"]
-    return Chains(values["z"], stats, states, record.seconds_per_step)
+    values = record.values
+    drawn = {n: _draws(x, length, length.thinning) for n, x in values["z"].items()}
+    every = arviz_names({n: _draws(x, length) for n, x in values.items() if n != "z"})
+    stats = arviz_names(
+        {n: _draws(x, length, length.thinning) for n, x in values.items() if n != "z"}
+    )
+    return Chains(drawn, stats, every, states, record.seconds_per_step)
 
 
-def _kept(x: np.ndarray, length: Length) -> np.ndarray:
+def _draws(x: np.ndarray, length: Length, thinning: int = 1) -> np.ndarray:
     """Draws `(chains, draws, ...)` of steps `(steps, chains, ...)`."""
     x = x[length.num_warmup :]
-    x = x[len(x) % length.thinning :][length.thinning - 1 :: length.thinning]
+    x = x[len(x) % thinning :][thinning - 1 :: thinning]
     return np.moveaxis(x, 0, 1)
 
 
 def _seen(state) -> dict:
     """What is kept of a state: the values, and statistics if it has them."""
     fields = getattr(state, "_fields", ())
-    stats = {name: getattr(state, name) for name in _STATS if name in fields}
+    stats = {name: getattr(state, name) for name in ARVIZ_NAMES if name in fields}
     return {"z": state.z, **stats} if "z" in fields else stats
 
 

@@ -90,7 +90,7 @@ class Engine(eqx.Module):
     @property
     def takes_batches(self) -> bool:
         """Whether minibatches are one of its settings, called `batch_size`."""
-        return hasattr(self, "batch_size")
+        return "batch_size" in {field.name for field in dataclasses.fields(self)}
 
     @property
     def batch(self) -> int | None:

@@ -139,7 +139,8 @@ class Guided(Engine):
         engine: Engine = Sites()
         if engine.objection(program) is not None:
             engine = SVI(ConditionalGaussian)
-        found = engine.run(program, key, start=start, watch=watch)
+        with watch.preparing():
+            found = engine.run(program, key, start=start, watch=watch)
         return Fit(
             program, found.posterior, facts=engine.facts, params=found.params,
             info=found.info, notes=found.notes,
@@ -224,6 +225,8 @@ class _Run:
         chains = _Hamiltonian(self, weighted, key)
         record, angle, dropped = chains.run()
         self.seconds["hmc"] = time.perf_counter() - before
+        if record is None:  # ended in its warm-up
+            return self._resampled(weighted, key, info)
         x = np.moveaxis(record.pop("x"), 0, 1)
         stats = {name: np.moveaxis(v, 0, 1) for name, v in record.items()}
         draws = self._values(x)
@@ -270,13 +273,16 @@ class _Hamiltonian:
         """What draws reported, `(draws, chains, ...)`; the angle; draws left out."""
         warm_up = _WARM_UP * BLOCK
         total = warm_up + self.engine.num_samples
+        self.last = self.state
         _, record = self.whole.watch.loop(
             f"guided, {self.engine.num_chains} chains", self._block, self.state, total,
             most=BLOCK, useless=warm_up + 1,
         )  # fmt: skip
-        kept = jax.tree.map(lambda x: x[warm_up + self.dropped :], record.values)
+        first = warm_up + self.dropped
         angle = float(jnp.exp(self.last.angles.average[0]))
-        return dict(kept), angle, self.dropped
+        if record.num_steps <= first:
+            return None, angle, self.dropped
+        return {n: x[first:] for n, x in record.values.items()}, angle, self.dropped
 
     def _block(self, state: RotationState, first: int, number: int):
         if first % BLOCK == 0:

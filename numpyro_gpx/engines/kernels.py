@@ -23,7 +23,7 @@ from numpyro_gpx.program.compile_cache import once, run
 from numpyro_gpx.program.data_checks import no_slope
 from numpyro_gpx.program.density import Target, require_params
 from numpyro_gpx.program.program import Program
-from numpyro_gpx.results.chain_notes import hamiltonian_notes
+from numpyro_gpx.results.chain_notes import kernel_notes
 from numpyro_gpx.results.facts import Facts, kernel_facts, kernel_params
 from numpyro_gpx.results.posteriors import ChainPosterior
 
@@ -127,6 +127,11 @@ class Blackjax(Engine):
 
     def __check_init__(self):
         Length.of(self)
+        if isinstance(self.algorithm, str):
+            raise TypeError(
+                "`algorithm` must be one of blackjax's, such as "
+                f"`blackjax.{self.algorithm}`; got the text {self.algorithm!r}."
+            )
 
     @property
     def facts(self):
@@ -176,8 +181,7 @@ def sampled(
         "num_warmup": length.num_warmup,
         "seconds_per_step": chains.seconds_per_step,
     }
-    depth = getattr(kernel, "_max_tree_depth", None)
-    notes = hamiltonian_notes(chains.stats, depth)
+    notes = kernel_notes(kernel, chains.every, call.batch_size)
     return Outcome(
         ChainPosterior(draws), params, info, chains.stats, notes, facts=facts
     )

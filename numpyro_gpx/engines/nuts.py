@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 import numpyro.infer
 
+from numpyro_gpx import checks
 from numpyro_gpx.engines.chains import (
     Chains,
     Length,
@@ -56,17 +57,22 @@ class _Hamiltonian(Engine):
 
     def __check_init__(self):
         Length.of(self)
-        if not 0.0 < self.target_accept_prob < 1.0:
-            raise ValueError(
-                "`target_accept_prob` must lie between 0 and 1; got "
-                f"{self.target_accept_prob!r}."
-            )
-        if not self.step_size > 0.0:
-            raise ValueError(f"`step_size` must be positive; got {self.step_size!r}.")
+        checks.number("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
+        checks.number("step_size", self.step_size, 0.0)
+        if self.noise_sets is not None:
+            checks.at_least("noise_sets", self.noise_sets, 1)
 
     @abc.abstractmethod
     def _kernel(self, potential) -> numpyro.infer.HMC:
         """NumPyro's kernel with these settings."""
+
+    # Of the trees, where trajectories are any.
+    _depth: ClassVar[Any] = None
+
+    @property
+    def _most_leaps(self) -> int | None:
+        """Gradients of the longest trajectory, where they differ in length."""
+        return None if self._depth is None else 2 ** int(np.max(self._depth)) - 1
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -114,13 +120,14 @@ class _Hamiltonian(Engine):
             {name: x[i] for name, x in starts.items()} for i in range(length.num_chains)
         ]
         label = f"{self.name}, {length.num_chains} chains"
-        chains = sample_chains(make, inputs, key_run, each, length, watch, label)
+        chains = sample_chains(
+            make, inputs, key_run, each, length, watch, label, self._most_leaps
+        )
         info = _info(chains, length)
         if structure.noise:
             info["noise"] = "B" if sampled else f"A, {num_sets} noise sets"
         posterior = ChainPosterior(constrained(target, chains.z))
-        depth = getattr(self, "max_tree_depth", None)
-        notes = hamiltonian_notes(chains.stats, depth)
+        notes = hamiltonian_notes(chains.every, self._depth)
         return Outcome(posterior, params, info, chains.stats, notes)
 
 
@@ -161,6 +168,15 @@ class NUTS(_Hamiltonian):
 
     max_tree_depth: Any = 10
 
+    def __check_init__(self):
+        given = self.max_tree_depth
+        for depth in given if isinstance(given, tuple | list) else (given,):
+            checks.at_least("max_tree_depth", depth, 1)
+
+    @property
+    def _depth(self):  # type: ignore[override]
+        return self.max_tree_depth
+
     def _kernel(self, potential):
         return numpyro.infer.NUTS(
             potential_fn=potential, max_tree_depth=self.max_tree_depth, **self._options
@@ -185,6 +201,14 @@ class HMC(_Hamiltonian):
     trajectory_length: float | None = 2.0 * math.pi
     num_steps: int | None = None
 
+    def __check_init__(self):
+        if self.num_steps is not None:
+            checks.at_least("num_steps", self.num_steps, 1)
+        elif self.trajectory_length is not None:
+            checks.number("trajectory_length", self.trajectory_length, 0.0)
+        else:
+            raise ValueError("`trajectory_length` or `num_steps` must be given.")
+
     def _kernel(self, potential):
         length = None if self.num_steps else self.trajectory_length
         return numpyro.infer.HMC(
@@ -199,8 +223,8 @@ def _info(chains: Chains, length: Length) -> dict[str, Any]:
     return {
         "num_warmup": length.num_warmup,
         "step_size": np.concatenate(adapted),
-        "divergences": int(np.sum(chains.stats["diverging"])),
+        "divergences": int(np.sum(chains.every["diverging"])),
         "acceptance_rate": float(np.mean(chains.stats["acceptance_rate"])),
-        "num_gradients": int(np.sum(chains.stats["n_steps"])),
+        "num_gradients": int(np.sum(chains.every["n_steps"])),
         "seconds_per_step": chains.seconds_per_step,
     }

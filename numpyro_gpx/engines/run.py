@@ -10,6 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_gpx import checks, notes
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
@@ -22,6 +24,7 @@ from numpyro_gpx.program.compile_cache import seconds_compiling
 from numpyro_gpx.program.options import takes_options
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
+from numpyro_gpx.program.units import unit_notes
 from numpyro_gpx.results.chain_notes import mixing_notes
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
@@ -58,11 +61,7 @@ def fit(
         A fit. Ctrl-C, too, returns the fit so far, marked as interrupted; a second one
         ends it at once. `fit.notes` says what may be doubted; it is warned of once.
     """
-    if not isinstance(engine, Engine):
-        raise TypeError(
-            "`engine` must be one of `gpx.engines`, such as `gpx.engines.NUTS()`; got "
-            f"{engine!r}."
-        )
+    _check_order(model, engine)
     elsewhere = _check_options(model, engine, kwargs)
     call = Call.create(model, args, kwargs, function="fit", elsewhere=elsewhere)
     return run_engine(
@@ -88,8 +87,8 @@ def run_engine(
     """
     started, compiling = time.perf_counter(), seconds_compiling()
     checks.key(key)
-    if time_limit is not None and not time_limit > 0.0:
-        raise ValueError(f"`time_limit` must be positive; got {time_limit!r}.")
+    if time_limit is not None:
+        checks.number("time_limit", time_limit, 0.0)
     _check_batches(call, engine, function)
     with one_at_a_time(), _listening(function, progress, time_limit) as watch:
         program = Program.of(call, engine.batch)
@@ -97,14 +96,16 @@ def run_engine(
         if objection is not None:
             raise ValueError(f"`{function}` cannot fit this model. {objection}")
         start = _start(init, program.structure)
+        doubts = unit_notes(program)
 
         def attempt(jitter) -> tuple[Outcome, Program]:
+            watch.begin_again()
             here = program.with_jitter(jitter)
             found = engine.run(here, key, start=start, watch=watch)
             return found, here
 
         (outcome, program), retried = with_retry(
-            attempt, program.batched, outcome_params(init), stacklevel=stacklevel + 1
+            attempt, program.batched, _known_params(init), stacklevel=stacklevel + 1
         )
         found = Fit(
             program, outcome.posterior,
@@ -113,9 +114,9 @@ def run_engine(
             seconds_compiling=seconds_compiling() - compiling,
             info=_info(outcome, watch), batch_size=program.batched.batch_size,
             sample_stats=outcome.stats, loss=outcome.loss,
-            notes=tuple([*_notes(outcome, watch), *retried]),
+            notes=tuple([*_notes(outcome, watch), *doubts, *retried]),
         )  # fmt: skip
-    notes.warn(found.notes, of=f"`{function}`", stacklevel=stacklevel)
+    notes.warn(found, of=f"`{function}`", stacklevel=stacklevel)
     return found
 
 
@@ -127,9 +128,32 @@ def _listening(function: str, progress: bool, time_limit) -> Iterator[Watch]:
         yield watch
 
 
-def outcome_params(init) -> dict | None:
+def _known_params(init) -> dict | None:
     """Values of parameters that are known before a fit, for a diagnosis."""
     return init.params if isinstance(init, Fit) else None
+
+
+def _check_order(model, engine) -> None:
+    """Raise unless a model came first, and an engine behind it."""
+    what = getattr(engine, "__name__", type(engine).__name__)
+    hint = "such as `gpx.engines.NUTS()`"
+    if isinstance(model, Engine) or not callable(model):
+        raise TypeError(
+            f"`model` must be a NumPyro function; got {type(model).__name__}. The "
+            "order is `gpx.fit(model, engine, X, y, key=key)`."
+        )
+    if isinstance(engine, Engine):
+        return
+    if isinstance(engine, type) and issubclass(engine, Engine):
+        hint = f"`gpx.engines.{what}(...)` with brackets"
+    elif isinstance(engine, MCMCKernel):
+        hint = "`gpx.engines.MCMC(kernel)` for a kernel of NumPyro's kind"
+    elif isinstance(engine, AutoGuide | type):
+        hint = "`gpx.engines.SVI(guide)` for a guide"
+    raise TypeError(
+        f"`engine` must be one of `gpx.engines`, {hint}; got {what}. The order is "
+        "`gpx.fit(model, engine, X, y, key=key)`."
+    )
 
 
 def _check_options(model, engine: Engine, named: dict) -> dict[str, str]:
@@ -182,7 +206,7 @@ def _start(init, structure: Structure) -> Start:
                 f"`init` must hold latent sites of the model, "
                 f"{list(structure.latents)}; got {name!r}."
             )
-        x = jnp.asarray(value, site.dtype)
+        x = jnp.asarray(checks.numbers(f"init[{name!r}]", value), site.dtype)
         try:
             x = jnp.broadcast_to(x, site.shape)
         except ValueError:
@@ -199,8 +223,8 @@ def _start(init, structure: Structure) -> Start:
 
 
 def _info(outcome: Outcome, watch: Watch) -> dict[str, Any]:
-    stopped = {} if watch.stopped is None else {"interrupted": True}
-    return {**outcome.info, **stopped}
+    cut = {} if watch.cut is None else {"interrupted": True}
+    return {**outcome.info, **cut}
 
 
 def _notes(outcome: Outcome, watch: Watch) -> list[Note]:
@@ -209,12 +233,12 @@ def _notes(outcome: Outcome, watch: Watch) -> list[Note]:
     posterior = outcome.posterior
     if isinstance(posterior, ChainPosterior) and not posterior.independent:
         found += mixing_notes(posterior.draws, fixed=posterior.fixed)
-    if watch.stopped is not None:
+    if watch.cut is not None:
         found.insert(
             0,
             Note(
                 "interrupted", "doubt",
-                f"The fit was {watch.stopped} before its end; this is the fit so far.",
+                f"The fit was {watch.cut} before its end; this is the fit so far.",
                 "Go on from here: `init=fit`.",
             ),
         )  # fmt: skip

@@ -25,18 +25,12 @@ from numpyro_gpx.notes import Note
 from numpyro_gpx.program.data_checks import no_slope
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.chain_notes import heat_notes
 from numpyro_gpx.results.facts import BIASED
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
 
 __all__ = ["SGHMC"]
-
-# Heat by which standard deviations become a twentieth too large.
-_TOO_HOT = 1.1
-# Heat this many standard errors above 1 is no noise.
-_CLEARLY = 4.0
-# Noise never reaches this; a few wild draws do, and make the standard error useless.
-_BOILING = 2.0
 
 
 class SGHMC(Engine):
@@ -80,6 +74,7 @@ class SGHMC(Engine):
 
     def __check_init__(self):
         Length.of(self)
+        checks.at_least("num_warmup", self.num_warmup, 1)  # which finds the scales
         check_steps(self.step_size, self.friction)
         checks.at_least("num_integration_steps", self.num_integration_steps, 1)
         if self.em is not None:
@@ -137,7 +132,7 @@ class SGHMC(Engine):
             "temperature": float(np.mean(chains.stats["temperature"])),
             "seconds_per_step": chains.seconds_per_step,
         }
-        notes = _heat(chains.stats["temperature"], program.batched.batch_size)
+        notes = heat_notes(chains.stats["temperature"], program.batched.batch_size)
         return Outcome(ChainPosterior(draws), params, info, chains.stats, notes)
 
     def _kernel(self, model, params) -> Kernel:
@@ -167,33 +162,3 @@ class SGHMC(Engine):
             posterior=ChainPosterior({**draws, **point}, fixed=tuple(point)),
             info=info, notes=(*found.notes, note),
         )  # fmt: skip
-
-
-def _heat(temperature: np.ndarray, batch_size: int | None) -> tuple[Note, ...]:
-    """A note if noise heats the chains, by how much.
-
-    Args:
-        temperature: Of each draw, `(chains, draws)`.
-        batch_size: Rows of a minibatch, if there are any.
-    """
-    heat = float(np.mean(temperature))
-    error = float(np.std(temperature) / np.sqrt(temperature.size))
-    clearly = heat - 1.0 > _CLEARLY * error or heat > _BOILING
-    if not (heat > _TOO_HOT and clearly):
-        return ()
-    wider = 100.0 * (np.sqrt(heat) - 1.0)
-    whose = "noise of the minibatches" if batch_size else "steps that are too large"
-    advice = (
-        "Halve `step_size` (and double `num_integration_steps`), or raise `batch_size`."
-        if batch_size
-        else "Halve `step_size` and double `num_integration_steps`."
-    )
-    return (
-        Note(
-            "heat", "doubt",
-            f"The chains are hot, {heat:.2f} where 1 is right, from {whose}: standard "
-            f"deviations are about {wider:.0f} % too large.",
-            advice,
-            {"temperature": heat, "standard_error": error},
-        ),
-    )  # fmt: skip

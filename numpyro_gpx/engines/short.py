@@ -91,7 +91,8 @@ def _bound(name: str, sig: inspect.Signature, given: tuple, named: dict) -> dict
     try:
         found = sig.bind(*given, **named)
     except TypeError as error:
-        raise TypeError(f"`{name}`: {error}.") from None
+        hint = " Pass `key=jax.random.key(0)`." if "'key'" in str(error) else ""
+        raise TypeError(f"`{name}`: {error}.{hint}") from None
     found.apply_defaults()
     return found.arguments
 

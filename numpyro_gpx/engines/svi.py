@@ -14,7 +14,6 @@ import optax
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.engines.convergence import falling
 from numpyro_gpx.engines.engine import Engine, Outcome
 from numpyro_gpx.engines.tempering import check_temperature, tempered
 from numpyro_gpx.engines.training import Training, guide_of
@@ -24,6 +23,7 @@ from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO, Loss
 from numpyro_gpx.results.facts import VARIATIONAL
+from numpyro_gpx.results.loss_notes import loss_notes
 from numpyro_gpx.results.posteriors import GuidePosterior
 
 __all__ = ["SVI"]
@@ -75,10 +75,8 @@ class SVI(Engine):
         check_temperature(self.temperature)
         checks.loss(self.loss)
         checks.optimizer(self.optimizer)
-        if self.tolerance is not None and not self.tolerance >= 0.0:
-            raise ValueError(
-                f"`tolerance` must be a number from 0 on; got {self.tolerance!r}."
-            )
+        if self.tolerance is not None:
+            checks.number("tolerance", self.tolerance, -np.finfo(float).tiny)
 
     def objection(self, program):
         guide = guide_of(self.guide, program)
@@ -122,12 +120,12 @@ class SVI(Engine):
         )  # fmt: skip
         params = once(svi.get_params)(state)
         losses = record.values
-        notes = self._notes(losses, stopper, stopped=watch.stopped is not None)
+        notes = self._notes(losses, stopper, cut=watch.cut is not None)
         info = {
             "losses": losses,
             "num_steps": record.num_steps,
             "seconds_per_step": record.seconds_per_step,
-            "converged": not notes and not watch.stopped,
+            "converged": not notes and not watch.cut,
         }
         if self.temperature > 1.0:
             info["temperature"] = self.temperature  # in the first half of the losses
@@ -167,8 +165,8 @@ class SVI(Engine):
 
         return run
 
-    def _notes(self, losses, stopper: _Stopper, *, stopped: bool) -> list[Note]:
-        if stopped or stopper.done:
+    def _notes(self, losses, stopper: _Stopper, *, cut: bool) -> list[Note]:
+        if cut or stopper.done:
             return []
         if self.tolerance is not None:
             best, last = stopper.best, float(np.mean(losses[-BLOCK:]))
@@ -181,7 +179,9 @@ class SVI(Engine):
                     {"best": best, "last": last},
                 )
             ]  # fmt: skip
-        return falling(losses)
+        # While the model cooled down, its loss changed whatever the guide did.
+        cold = losses if self.temperature == 1.0 else losses[self.num_steps // 2 :]
+        return loss_notes(cold)
 
 
 class _Explain:

@@ -26,8 +26,11 @@ __all__ = ["BLOCK", "Record", "Stopped", "Watch"]
 # Steps of a block at most. Engines decide things (when to stop) at multiples of it
 # only, so that results do not depend on how fast the machine is.
 BLOCK = 100
-# Seconds that a block should take.
-_SECONDS = 0.5
+# Seconds that a block should take, and may take if all its steps are the dearest.
+_SECONDS, _MOST_SECONDS = 0.5, 2.0
+
+
+_COMPILING = " (most of the time may have gone into compiling)"
 
 
 class Stopped(Exception):
@@ -49,7 +52,7 @@ class Record:
 
     @property
     def values(self):
-        """What was reported, leaves `(steps, ...)`."""
+        """What was reported, leaves `(steps, ...)`; of at least one step."""
         return jax.tree.map(lambda *x: np.concatenate(x), *self._blocks)
 
     @property
@@ -61,6 +64,11 @@ class Record:
     def seconds_per_step(self) -> float:
         """The median over blocks, without the first, which warms up."""
         return float(np.median(self._times[1:] or self._times or [np.nan]))
+
+    @property
+    def last_seconds_per_step(self) -> float:
+        """That of the last block."""
+        return self._times[-1]
 
 
 class Watch:
@@ -79,15 +87,31 @@ class Watch:
         self._started = time.perf_counter()
         self._interrupted = False
         self._worth_keeping = False
+        self._preparing = False
+        self._done = ""  # how far what makes no result has come
+        # Why a phase was ended before its end, in words; `None` if none was.
+        self.cut: str | None = None
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether somebody has pressed Ctrl-C."""
-        return self._interrupted
+    @contextlib.contextmanager
+    def preparing(self):
+        """What runs inside is not yet worth keeping, however far it comes."""
+        before, self._preparing = self._preparing, True
+        try:
+            yield
+        finally:
+            self._preparing = before
+
+    def begin_again(self) -> None:
+        """Forget what there was to keep: the fit starts anew."""
+        self._worth_keeping, self._done = False, ""
 
     @property
     def stopped(self) -> str | None:
-        """Why the fit should end now, in words; `None` if it should go on."""
+        """Why the fit should end now, in words; `None` if it should go on.
+
+        What comes after the last step is to hurry then; whether steps are missing says
+        `cut`.
+        """
         if self._interrupted:
             return "interrupted"
         limit = self.time_limit
@@ -118,10 +142,14 @@ class Watch:
             raise KeyboardInterrupt(f"`{self.of}` was interrupted twice.")
         self._interrupted = True
         if not self._worth_keeping:
-            raise KeyboardInterrupt(
-                f"`{self.of}` was interrupted before its first step or draw: there is "
-                "no fit to return."
-            )
+            raise KeyboardInterrupt(self._nothing_yet)
+
+    @property
+    def _nothing_yet(self) -> str:
+        return (
+            f"`{self.of}` was interrupted before its first step or draw{self._done}: "
+            "there is no fit to return."
+        )
 
     def loop(
         self,
@@ -136,6 +164,7 @@ class Watch:
         say: Callable[[Record], str | None] = lambda record: "",
         check: Callable[[Any, int], None] | None = None,
         explain: Callable[[Any, int], str] | None = None,
+        dearer: Callable[[Any], float] = lambda latest: 1.0,
     ) -> tuple[Any, Record]:
         """Run `num_steps` steps, or fewer if the fit is to end; the last state.
 
@@ -155,17 +184,20 @@ class Watch:
             check: `check(latest, first)` raises `NotFinite` if reports are not.
             explain: `explain(state, step)`: where the first number that is not finite
                 comes from, given the state before that step.
+            dearer: How many times as long as the steps of the last block one can take
+                at most, such as a tree that has its full depth.
 
         Raises:
             NotFinite: If a report is not finite.
             TimeoutError: If `time_limit` is over before there is anything to return.
         """
         record = Record()
+        number = 1
         bar = tqdm.tqdm(total=num_steps, desc=phase, disable=not self.progress)
         with bar:
             while record.num_steps < num_steps and not self._must_end():
                 first = record.num_steps
-                number = min(_size(record, most), num_steps - first)
+                number = min(number, num_steps - first)
                 # Blocks may write over the memory of the state they are given.
                 kept = None if explain is None else jax.tree.map(jnp.copy, state)
                 before = time.perf_counter()
@@ -177,12 +209,17 @@ class Watch:
                     _check_finite(latest, names, first, again)
                 if check is not None:
                     check(latest, first)
-                self._worth_keeping |= record.num_steps > useless
+                self._worth_keeping |= (
+                    record.num_steps > useless and not self._preparing
+                )
+                if useless and not self._worth_keeping:
+                    self._done = f" (after {record.num_steps} of {useless} before it)"
                 bar.update(number)
                 line = say(record)
                 if line is None:
                     break
                 bar.set_postfix_str(line, refresh=False)
+                number = _size(record, most, dearer(latest))
         return state, record
 
     def whole(self, phase: str, fn: Callable[[Callable[[str], None]], Any], total: int):
@@ -193,10 +230,10 @@ class Watch:
         bar = tqdm.tqdm(total=total, desc=phase, disable=not self.progress)
 
         def tick(line: str) -> None:
-            self._worth_keeping = True
+            self._worth_keeping |= not self._preparing
             bar.update(1)
             bar.set_postfix_str(line, refresh=False)
-            if self.stopped:
+            if self._must_end():
                 raise Stopped
 
         with bar:
@@ -204,20 +241,23 @@ class Watch:
 
     def _must_end(self) -> bool:
         if self.stopped and not self._worth_keeping:
+            if self._interrupted:
+                raise KeyboardInterrupt(self._nothing_yet)
             raise TimeoutError(
                 f"`time_limit={self.time_limit}` seconds were over before the first "
-                f"step or draw of `{self.of}`: there is no fit to return. Most of the "
-                "time may have gone into compiling."
+                f"step or draw of `{self.of}`{self._done or _COMPILING}: there is no "
+                "fit to return."
             )
-        return self.stopped is not None
+        self.cut = self.stopped
+        return self.cut is not None
 
 
-def _size(record: Record, most: int) -> int:
+def _size(record: Record, most: int, dearer: float) -> int:
     """Steps of the next block: half a second's worth, up to a multiple of `most`."""
     left = most - record.num_steps % most
-    if not record.num_steps:
-        return 1
-    wanted = _SECONDS / max(record.seconds_per_step, 1e-9)
+    # The last block may know of steps that have become dearer.
+    seconds = max(record.seconds_per_step, record.last_seconds_per_step, 1e-9)
+    wanted = min(_SECONDS, _MOST_SECONDS / dearer) / seconds
     # What one block says of the next is a guess: grow by steps.
     return max(1, int(min(left, wanted, 4 * record.num_steps)))
 

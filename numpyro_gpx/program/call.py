@@ -23,7 +23,7 @@ from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.options import check_known
 from numpyro_gpx.sites.gp_calls import at_own_rows
 
-__all__ = ["Call", "Trace", "signature", "site_log_prob"]
+__all__ = ["Call", "Trace", "drawable", "signature", "site_log_prob"]
 
 Trace = dict[str, Any]
 
@@ -155,7 +155,7 @@ class Call(eqx.Module):
             with handlers.block():
                 trace.update(call.trace({}, key, model=model))
 
-        with one_at_a_time():
+        with one_at_a_time(), drawable():
             eqx.filter_eval_shape(look, self, jr.key(0))
         return trace
 
@@ -237,3 +237,17 @@ def _as_array(name: str, x):
             raise ValueError(f"Argument {name} must be numeric; got dtype {x.dtype}.")
         return jnp.asarray(x)
     return x
+
+
+@contextlib.contextmanager
+def drawable():
+    """Name what stands behind NumPyro's empty `NotImplementedError`."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if str(error):
+            raise
+        raise ValueError(
+            "A site of the model has a distribution that cannot be drawn from, such as "
+            "`ImproperUniform`; fits here start from draws. Give it a proper prior."
+        ) from error

@@ -14,6 +14,7 @@ from numpyro_gpx.processes.latent import Gaussian
 from numpyro_gpx.program.dataflow import dependencies
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.sites.gp_calls import silenced_functions
+from numpyro_gpx.sites.marks import GPMark, marked
 from numpyro_gpx.sites.observation import made_here, observation
 
 __all__ = ["Dependence", "added_gps", "dependence_of"]
@@ -29,10 +30,12 @@ class Dependence(NamedTuple):
         spreads: Latent site to the latent sites that the spread of its prior reads.
         effects: Observed site to the latent sites that its latent function reads beside
             GPs: an intercept, the effect of a group, a factor.
+        means: GP site to the latent sites that its mean function reads.
     """
 
     spreads: dict[str, frozenset[str]]
     effects: dict[str, frozenset[str]]
+    means: dict[str, frozenset[str]]
 
 
 def dependence_of(program: Program) -> Dependence:
@@ -53,6 +56,10 @@ def dependence_of(program: Program) -> Dependence:
             for leaf in jax.tree.leaves(_spread(trace[name]["fn"])):
                 places.append(("spreads", name))
                 found.append(jnp.asarray(leaf))
+        for name, mark in marked(trace, GPMark).items():
+            for leaf in jax.tree.leaves(mark.prior.mean):
+                places.append(("means", name))
+                found.append(jnp.asarray(leaf))
         for name in program.structure.observed:
             if made_here(trace[name]["fn"]) and program.structure.gps:
                 places.append(("effects", name))
@@ -60,7 +67,9 @@ def dependence_of(program: Program) -> Dependence:
         return found
 
     read = dependencies(jax.make_jaxpr(look)(shapes))
-    result: dict[str, dict[str, frozenset[str]]] = {"spreads": {}, "effects": {}}
+    result: dict[str, dict[str, frozenset[str]]] = {
+        kind: {} for kind in Dependence._fields
+    }
     for (kind, name), inputs in zip(places, read, strict=True):
         of = frozenset(names[i] for i in inputs) - {name}
         result[kind][name] = result[kind].get(name, frozenset()) | of
@@ -92,10 +101,16 @@ def _mean(found):
 def _spread(fn: dist.Distribution) -> list:
     """The parameters of a distribution that say how wide it is."""
     names = [n for n in fn.arg_constraints if n not in _PLACES and n in vars(fn)]
-    found = [getattr(fn, name) for name in names]
-    base = vars(fn).get("base_dist")
-    if isinstance(base, dist.Distribution):  # independent, transformed, truncated, ...
-        found = _spread(base)
-        if isinstance(fn, dist.TransformedDistribution):
-            found += jax.tree.leaves(fn.transforms)
+    # Those inside: of what is independent, transformed, truncated, mixed, ...
+    inside = [part for x in vars(fn).values() for part in _distributions(x)]
+    found = [] if inside else [getattr(fn, name) for name in names]
+    for part in inside:
+        found += _spread(part)
+    if isinstance(fn, dist.TransformedDistribution):
+        found += jax.tree.leaves(fn.transforms)
     return found
+
+
+def _distributions(x) -> list[dist.Distribution]:
+    every = x if isinstance(x, list | tuple) else [x]
+    return [part for part in every if isinstance(part, dist.Distribution)]

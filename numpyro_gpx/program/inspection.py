@@ -188,6 +188,13 @@ class Look:
         found.update("".join(self._digests).encode())
         return found.hexdigest()
 
+    @property
+    def arrays_read(self) -> tuple[str, ...]:
+        """Shapes and digests of the arrays that the model has closed over, sorted."""
+        shapes = [str(np.shape(x)) for x in self.jaxpr.consts]
+        pairs = zip(shapes, self._digests, strict=False)
+        return tuple(sorted(f"{shape} {digest}" for shape, digest in pairs))
+
     def difference(self, other: Look) -> str | None:
         """What another look at the same call found to be different, in words."""
         pairs = zip(self._digests, other._digests, strict=False)

@@ -10,7 +10,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_gpx import checks
 from numpyro_gpx.program.batches import check_batch_size, check_batched
-from numpyro_gpx.program.call import Call, Trace, signature
+from numpyro_gpx.program.call import Call, Trace, drawable, signature
 from numpyro_gpx.program.closure_digest import array_digest, contents
 from numpyro_gpx.program.compile_cache import without_arrays
 from numpyro_gpx.program.data_checks import (
@@ -42,7 +42,8 @@ class Program:
 
     def __init__(self, call: Call, *, discrete: bool = False):
         self.call = self.batched = call
-        self._look = Look(call)
+        with drawable():
+            self._look = Look(call)
         self.structure: Structure = structure_of(self._look.trace, discrete=discrete)
         self.batched_structure = self.structure
         self._read = contents(without_arrays(call))
@@ -118,6 +119,11 @@ class Program:
     def fingerprint(self) -> str:
         """Digest of the lowered program and the arrays that it has closed over."""
         return self._look.fingerprint
+
+    @property
+    def arrays_read(self) -> tuple[str, ...]:
+        """Shapes and digests of the arrays that the model has closed over."""
+        return self._look.arrays_read
 
     @property
     def target(self) -> str:

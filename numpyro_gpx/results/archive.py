@@ -81,7 +81,8 @@ class Arrays:
         """Put an array aside; returns what it is found by."""
         if x.dtype.hasobject:
             raise _cannot_be_saved(name, f"an array of dtype {x.dtype}")
-        while name in self.known:  # a dictionary may have `a/b`, and `b` in `a`
+        # A dictionary may have `a/b`, and `b` in `a`; NumPy's files take `.npy` off.
+        while name in self.known or name.endswith(".npy"):
             name += "'"
         if x.dtype.isbuiltin != 2:
             self.known[name] = x
@@ -211,18 +212,25 @@ def _new_partial(place: Path):
     It is locked as long as it is open, so that no other save takes it for abandoned.
     """
     while True:
-        name = f".{place.name}.{secrets.token_hex(4)}.partial"
+        name = f".{_short(place.name)}.{secrets.token_hex(4)}.partial"
         file = open(place.with_name(name), "xb")
         if _locked(file) and os.path.exists(file.name):
             return file
         file.close()  # another save was quicker, and removes it
 
 
+def _short(name: str) -> str:
+    """A name that leaves room for an ending: names may have 255 bytes."""
+    if len(name.encode()) < 200:
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
 def _remove_abandoned(place: Path) -> None:
     """Remove what saves to this place have left that were killed."""
     if fcntl is None:
         return
-    for path in place.parent.glob(glob.escape(f".{place.name}.") + "*.partial"):
+    for path in place.parent.glob(glob.escape(f".{_short(place.name)}.") + "*.partial"):
         with contextlib.suppress(OSError), open(path, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.random as jr
 import numpy as np
 
 from numpyro_gpx.guides.parts.base import check_draws_all_rows
 from numpyro_gpx.guides.parts.doubts import doubts_of
 from numpyro_gpx.guides.parts.laplace import as_gaussian
+from numpyro_gpx.notes import Note
 from numpyro_gpx.numerics.threads import one_at_a_time
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import require_params
 from numpyro_gpx.program.elbo import Loss
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import structure_of
-from numpyro_gpx.results.chain_notes import hamiltonian_notes, mixing_notes
+from numpyro_gpx.results.chain_notes import arviz_names, kernel_notes, mixing_notes
 from numpyro_gpx.results.facts import VARIATIONAL, Facts, kernel_facts, kernel_params
+from numpyro_gpx.results.loss_notes import loss_notes
 from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
 
 __all__ = ["mcmc_parts", "svi_parts"]
@@ -36,6 +39,9 @@ def svi_parts(svi, result, *args, key, **kwargs) -> dict[str, Any]:
             check_draws_all_rows(svi.guide, batched)
         guide, params, notes = as_gaussian(svi.guide, params, program)
         doubts = doubts_of(guide, program)
+    doubts += _not_finite(params)
+    if losses is not None:
+        notes += loss_notes(losses)
     return {
         "program": program,
         "posterior": GuidePosterior(guide, params, program.call, key=key),
@@ -69,12 +75,33 @@ def mcmc_parts(mcmc, *args, engine, params, **kwargs) -> dict[str, Any]:
     posterior = ChainPosterior({name: draws[name] for name in structure.latents})
     mixing = mixing_notes(posterior.draws, discrete=structure.discrete)
     facts = kernel_facts(mcmc.sampler)
+    stats = arviz_names(extra)
     return {
         "program": program,
         "posterior": posterior,
         "facts": facts._replace(name=engine or facts.name),
         "params": params,
         "batch_size": batch_size,
-        "sample_stats": {name: np.asarray(x) for name, x in extra.items()},
-        "notes": (*hamiltonian_notes(extra), *mixing),
+        "sample_stats": stats,
+        "notes": (*kernel_notes(mcmc.sampler, stats, batch_size), *mixing),
     }
+
+
+def _not_finite(params: dict) -> tuple[Note, ...]:
+    """A note on parameters that are NaN or infinite."""
+    bad = sorted(
+        name
+        for name, x in params.items()
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(x))
+    )
+    if not bad:
+        return ()
+    return (
+        Note(
+            "not_finite", "wrong",
+            f"Parameters {bad} are not finite: nothing can be said with them.",
+            "Lower the learning rate, or fit with `gpx.fit_svi`, which stops at the "
+            "first such number and says where it comes from.",
+            {"parameters": bad},
+        ),
+    )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.save import read
 
 __all__ = ["load"]
 
 
-def load(path, model, *, guide=None) -> Fit:
+def load(path, model=None, *, guide=None) -> Fit:
     """Read a fit written by `Fit.save`.
 
     Args:
@@ -23,4 +25,14 @@ def load(path, model, *, guide=None) -> Fit:
     Raises:
         ValueError: If the file is damaged, or the model or the guide another one.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"`path` must name a file; got {type(path).__name__}. The order is "
+            "`gpx.load(path, model)`."
+        )
+    if not callable(model):
+        raise TypeError(
+            "`model` must be the NumPyro function that was fitted, which files do not "
+            f"hold: `gpx.load(path, model)`; got {type(model).__name__}."
+        )
     return Fit(**read(path, model, guide))

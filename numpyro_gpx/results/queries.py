@@ -35,6 +35,10 @@ def predicted(
     fit: Fit, call: Call, *, of, site, num_components, given, chunk_rows
 ) -> Prediction:
     """See `Fit.predict`."""
+    if not (of is None or isinstance(of, str)):
+        raise TypeError(
+            f"`of` must be one name, such as 'latent'; got {type(of).__name__}."
+        )
     view = fit.site_view(site)
     given = row_values(fit.structure, given, call.num_rows)
     components = fit.global_components(num_components, given)

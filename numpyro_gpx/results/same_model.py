@@ -21,6 +21,7 @@ from numpyro_gpx.program.density import log_terms
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import structure_of
 from numpyro_gpx.results.posteriors import GuidePosterior
+from numpyro_gpx.results.site_draws import deterministic_sites, with_deterministic
 
 if TYPE_CHECKING:
     from numpyro_gpx.results.fit import Fit
@@ -32,24 +33,35 @@ VERSIONS = ("jax", "jaxlib", "numpyro", "numpyro_gpx")
 # Draws at which log densities are compared, and to how many digits: other
 # versions of JAX sum in another order.
 _COMPARED = 3
+# Deterministic sites of more numbers are of the rows.
+_MOST_NUMBERS = 1000
 _CLOSE = {8: 1e-6, 4: 1e-3, 2: 0.1}  # by bytes of the shortest numbers
 
 
 def compared(fit: Fit) -> dict[str, Any]:
-    """Some draws, and the model's log density there."""
+    """Some draws, the model's log density there, and what else tells it from others."""
     draws = _drawn(fit.posterior)
     densities = _densities(fit.call.batched(fit.batch_size), fit.params, draws)
-    return {"draws": draws, "densities": densities}
+    return {
+        "draws": draws,
+        "densities": densities,
+        "deterministic": _deterministic(fit.program, fit.params, draws),
+        "arrays": fit.program.arrays_read,
+    }
 
 
 def check_same(program: Program, record, kept, path) -> None:
     """Raise if the model's density is another one than at the save."""
-    if program.fingerprint == record["fingerprint"]:
-        return
-    then, draws = kept["compared"]["densities"], kept["compared"]["draws"]
-    now = _densities(program.call.batched(kept["batch_size"]), kept["params"], draws)
     tolerance = _tolerance(kept)
+    if program.fingerprint == record["fingerprint"]:
+        _check_deterministic(program, kept, tolerance)  # which no density reads
+        return
+    old = kept["compared"]
+    then, draws = old["densities"], old["draws"]
+    now = _densities(program.call.batched(kept["batch_size"]), kept["params"], draws)
     if _close(now, then, tolerance):
+        _check_deterministic(program, kept, tolerance)
+        _check_arrays(program, record, kept)
         return
     changed = {
         name: f"{old} -> {version(name)}"
@@ -63,6 +75,56 @@ def check_same(program: Program, record, kept, path) -> None:
         "kernel, likelihood, inducing inputs, priors or what else it reads must be "
         f"as at the fit{shown}."
     )
+
+
+def _check_deterministic(program: Program, kept, tolerance: float) -> None:
+    """Raise if deterministic sites have other values than at the save."""
+    old = kept["compared"]
+    now = _deterministic(program, kept["params"], old["draws"])
+    changed = sorted(
+        name
+        for name in {*now, *old["deterministic"]}
+        if name not in now
+        or name not in old["deterministic"]
+        or not _close(now[name], old["deterministic"][name], tolerance)
+    )
+    if changed:
+        raise ValueError(
+            f"`model` is not the one that was fitted: its deterministic sites {changed}"
+            " have other values at three draws."
+        )
+
+
+def _check_arrays(program: Program, record, kept) -> None:
+    """Raise if the model reads other arrays, as the rows of a fit on minibatches.
+
+    Its density was compared at the first ones alone.
+    """
+    old = kept["compared"]
+    # Another version may have computed them to other digits.
+    same_versions = all(version(n) == v for n, v in record["versions"].items())
+    if same_versions and tuple(old["arrays"]) != program.arrays_read:
+        shapes = {
+            x.rpartition(" ")[0] for x in {*old["arrays"]} ^ {*program.arrays_read}
+        }
+        raise ValueError(
+            "`model` is not the one that was fitted: it reads other arrays, of shapes "
+            f"{sorted(shapes)}. Load it with those that it read at the fit."
+        )
+
+
+def _deterministic(program: Program, params: dict, draws: dict) -> dict:
+    """Values of deterministic sites at draws, `(S, ...)`; not those of many rows."""
+    names = [
+        name
+        for name in deterministic_sites(program)
+        if np.prod(jnp.shape(program.trace[name]["value"])) <= _MOST_NUMBERS
+    ]
+    if not names:
+        return {}
+    one_chain = {name: np.asarray(x)[None] for name, x in draws.items()}
+    found = with_deterministic(program, params, one_chain)
+    return {name: found[name][0] for name in names}
 
 
 def check_draws(posterior: GuidePosterior, kept, path) -> None:

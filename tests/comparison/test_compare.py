@@ -16,6 +16,7 @@ from numpyro_gpx.comparison import Comparison
 from numpyro_gpx.comparison.notes import _bound_notes
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
+from numpyro_gpx.results.chain_notes import mixing_notes
 from numpyro_gpx.results.posteriors import ChainPosterior
 
 Z = np.array([[-1.0], [0.2], [1.1]])
@@ -272,9 +273,9 @@ def test_different_noise_targets_are_named():
 def test_chains_that_have_not_met_are_named(values):
     apart = {name: x.copy() for name, x in values.items()}
     apart["scale"][1] *= 3.0
-    fits = {"nuts": make_fit(apart)}
+    fits = {"nuts": make_fit(apart, notes=tuple(mixing_notes(apart)))}
     (note,) = [n for n in gpx.compare(fits, X_TEST, Y_TEST).notes if "R-hat" in n]
-    assert "(scale)" in note
+    assert note.startswith("nuts: doubt: ") and "`scale`" in note
 
 
 def test_what_the_fits_say_of_themselves_is_repeated(values):

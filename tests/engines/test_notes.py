@@ -1,5 +1,6 @@
 """What engines say of their fits: each doubt where it is due, and nowhere else."""
 
+import types
 import warnings
 
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import optax
 import pytest
 
 import numpyro_gpx as gpx
-from numpyro_gpx.engines.sghmc import _heat
+from numpyro_gpx.engines.lbfgs import _Minimiser
 from numpyro_gpx.notes import FitWarning, Note, as_text, warn
+from numpyro_gpx.results.chain_notes import heat_notes
 
 _rng = np.random.default_rng(5)
 X = np.linspace(-2.0, 2.0, 16)[:, None]
@@ -77,6 +79,43 @@ def test_a_training_that_has_come_to_rest_is_not_doubted():
     assert kinds(fit) == [] and fit.info["converged"]
 
 
+def test_minibatches_of_sghmc_are_hot_whoever_runs_it():
+    options = dict(num_warmup=50, num_samples=200, batch_size=2, **QUICK)
+    fit = gpx.fit_mcmc(gpx.infer.SGHMC(model), X, Y, **options)
+    (note,) = [note for note in fit.check() if note.kind == "heat"]
+    assert "minibatches" in note.message
+
+
+def test_lbfgs_that_says_it_is_done_is_not_believed(monkeypatch):
+    """SciPy calls it success when float32 stops the line search far from the end."""
+    minimise = _Minimiser.minimise
+
+    def early(self, max_steps, tick):
+        found = minimise(self, 1, tick)
+        found.success = True
+        return found
+
+    monkeypatch.setattr(_Minimiser, "minimise", early)
+    fit = gpx.fit_lbfgs(model, GUIDE, X, Y, **QUICK)
+    (note,) = fit.check()
+    assert note.kind == "not_converged" and not fit.info["converged"]
+    assert note.evidence["promised"] > 0.01
+
+
+def test_lbfgs_returns_the_lowest_it_has_seen(monkeypatch):
+    evaluate = _Minimiser._objective
+    seen = []
+
+    def with_a_bad_end(self, x):
+        value, slope = evaluate(self, x)
+        seen.append(value)
+        return value, slope
+
+    monkeypatch.setattr(_Minimiser, "_objective", with_a_bad_end)
+    fit = gpx.fit_lbfgs(model, GUIDE, X, Y, **QUICK)
+    np.testing.assert_allclose(-fit.elbo().value, min(seen), rtol=1e-9)
+
+
 def test_lbfgs_in_single_precision_says_so():
     """Beside float64, where nothing is to be said."""
     coarse = np.float32(X), np.float32(Y)
@@ -122,18 +161,18 @@ def temperatures(heat, *, size=8, draws=1000, seed=0):
 
 def test_heat_is_told_beyond_noise():
     """None of 200 cold chains: a mean of 2000 lies 10 % off with probability 1e-16."""
-    assert not any(_heat(temperatures(1.0, seed=s), None) for s in range(200))
-    assert not _heat(temperatures(1.05), None)
-    (note,) = _heat(temperatures(1.4), 10)
+    assert not any(heat_notes(temperatures(1.0, seed=s), None) for s in range(200))
+    assert not heat_notes(temperatures(1.05), None)
+    (note,) = heat_notes(temperatures(1.4), 10)
     assert "minibatches" in note.message and "18 %" in note.message
-    (note,) = _heat(temperatures(1.4), None)
+    (note,) = heat_notes(temperatures(1.4), None)
     assert "too large" in note.message and "minibatches" not in note.advice
 
 
 def test_a_few_wild_draws_are_heat_too():
     wild = temperatures(1.0)
     wild[0, 3] = 1e5
-    assert len(_heat(wild, None)) == 1
+    assert len(heat_notes(wild, None)) == 1
 
 
 def test_minibatches_of_sghmc_are_hot_and_all_rows_are_not():
@@ -148,4 +187,12 @@ def test_notes_read_as_sentences():
     assert as_text([note, note]).count("\n") == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn([], of="`fit`", stacklevel=1)
+        warn(types.SimpleNamespace(notes=()), of="`fit`", stacklevel=1)
+
+
+def test_a_doubted_fit_is_not_lost_where_warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FitWarning)
+        with pytest.raises(FitWarning) as raised:
+            gpx.fit_svi(model, GUIDE, X, Y, num_steps=19, **QUICK)
+    assert raised.value.fit.check()[0].kind == "not_converged"

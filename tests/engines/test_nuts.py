@@ -1,5 +1,6 @@
 """Options of NUTS and HMC reach NumPyro's kernels; chains side by side are the same."""
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro
@@ -9,6 +10,7 @@ from numpy.testing import assert_allclose
 from numpyro.infer import init_to_value
 
 import numpyro_gpx as gpx
+from numpyro_gpx.program.density import Target
 
 E = gpx.engines
 X = np.linspace(-1.0, 1.0, 12)[:, None]
@@ -49,6 +51,33 @@ def test_thinning_keeps_every_so_many_draws_of_the_same_chain(plain):
     assert_allclose(thinned.chains()["scale"], plain.chains()["scale"][:, 2::3])
     depths = plain.sample_stats["n_steps"][:, 2::3]
     np.testing.assert_array_equal(thinned.sample_stats["n_steps"], depths)
+
+
+def test_divergences_that_thinning_leaves_out_count_too(plain):
+    thinned = fit(thinning=3)
+    assert thinned.info["num_gradients"] == plain.info["num_gradients"]
+    assert thinned.info["num_gradients"] > thinned.sample_stats["n_steps"].sum()
+
+
+def test_the_log_density_of_a_draw_is_recorded_as_one(plain):
+    draws = {name: jnp.asarray(x[0, 3]) for name, x in plain.chains().items()}
+    target = Target(plain.call, structure=plain.structure)
+    expected = target.log_density(plain.structure.unconstrain(draws))
+    assert_allclose(plain.sample_stats["lp"][0, 3], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: E.NUTS(max_tree_depth=0), "`max_tree_depth`.* at least 1; got 0"),
+    (lambda: E.NUTS(max_tree_depth="x"), "`max_tree_depth`.*got 'x'"),
+    (lambda: E.NUTS(target_accept_prob="a"), "above 0 and below 1; got 'a'"),
+    (lambda: E.NUTS(noise_sets=0), "`noise_sets`.*got 0"),
+    (lambda: E.HMC(num_steps=0), "`num_steps`.*got 0"),
+    (lambda: E.HMC(trajectory_length=-1.0), "`trajectory_length`.*got -1.0"),
+    (lambda: E.HMC(trajectory_length=None), "`trajectory_length` or `num_steps`"),
+])  # fmt: skip
+def test_settings_that_make_no_sense_are_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 def test_trees_are_no_deeper_than_was_said(plain):

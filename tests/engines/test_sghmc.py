@@ -45,6 +45,25 @@ def test_moments_of_a_correlated_gaussian():
     assert np.all(np.abs(draws.std(axis=0) - sd) < 4.0 * sd_error)
 
 
+def test_points_of_em_are_not_taken_for_chains_that_stand():
+    X = jnp.linspace(-1.0, 1.0, 10)[:, None]
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(Z))
+        with numpyro.plate("data", len(X)):
+            gpx.observe("y", f(X), gpx.likelihoods.Gaussian(scale), obs=y)
+
+    Z = np.asarray(X[::3])
+    with pytest.warns(gpx.FitWarning):
+        fit = gpx.fit_sghmc(
+            model, X, jnp.sin(3.0 * X[:, 0]), em=gpx.infer.MonteCarloEM(num_rounds=20),
+            key=jr.key(0), num_warmup=2, num_samples=20, progress=False,
+        )  # fmt: skip
+    kinds = [note.kind for note in fit.check()]
+    assert "points" in kinds and "frozen" not in kinds
+
+
 def test_moments_of_a_constrained_target():
     """4 standard errors on 2 numbers, and 2 % for the step size: below 2e-4."""
 

@@ -138,6 +138,20 @@ def test_names_are_kept_as_they_are(kind, tmp_path):
     assert is_whole(kind(tmp_path / "fit [1]"))
 
 
+def test_names_may_end_as_numpys_files_do_and_may_be_long(tmp_path):
+    arrays = Arrays()
+    entries = [arrays.store(name, np.full(1, i)) for i, name in enumerate(AWKWARD)]
+    place = tmp_path / ("n" * 251 + ".npz")
+    write_archive(place, {"entries": entries}, arrays.known)
+    record, known = read_archive(place)
+    found = [Arrays(known).restore(entry)[0] for entry in record["entries"]]
+    assert found == list(range(len(AWKWARD)))
+    assert list(tmp_path.iterdir()) == [place]
+
+
+AWKWARD = ("a", "a.npy", "a.npy.npy", "a.npy'", "a")
+
+
 def test_links_are_followed(path, tmp_path):
     (tmp_path / "folder").mkdir()
     os.rename(path, tmp_path / "folder" / "real")

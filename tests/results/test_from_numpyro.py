@@ -8,7 +8,9 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats
 from numpy.testing import assert_allclose
-from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs
+from numpyro.infer import MCMC, NUTS, SVI, DiscreteHMCGibbs, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.optim import Adam
 
 import numpyro_gpx as gpx
 
@@ -73,6 +75,49 @@ def test_draws_that_are_missing_are_named(monkeypatch):
     monkeypatch.setattr(mcmc, "get_samples", lambda group_by_chain: kept)
     with pytest.raises(ValueError, match=r"no draws of \['noisy'\].*DiscreteHMCGibbs"):
         gpx.Fit.from_mcmc(mcmc, X, Y)
+
+
+def smooth(X, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(X[:, 0], scale), obs=y)
+
+
+def kinds(fit):
+    return [note.kind for note in fit.check()]
+
+
+def test_records_of_numpyros_chains_have_arvizs_names_and_are_read():
+    mcmc = MCMC(
+        NUTS(smooth, max_tree_depth=1), num_warmup=50, num_samples=400,
+        progress_bar=False,
+    )  # fmt: skip
+    fields = ("num_steps", "potential_energy", "diverging")
+    mcmc.run(jr.key(0), jnp.asarray(X), jnp.asarray(Y), extra_fields=fields)
+    fit = gpx.Fit.from_mcmc(mcmc, X, Y)
+    assert set(fit.sample_stats) == {"n_steps", "lp", "diverging"}
+    assert "tree_depth" in kinds(fit)
+    energy = mcmc.get_extra_fields()["potential_energy"]
+    assert_allclose(fit.sample_stats["lp"][0], -energy)
+
+
+def trained(num_steps, spoil=lambda x: x):
+    guide = AutoNormal(smooth)
+    svi = SVI(smooth, guide, Adam(0.05), Trace_ELBO())
+    found = svi.run(
+        jr.key(0), num_steps, jnp.asarray(X), jnp.asarray(Y), progress_bar=0
+    )
+    params = {name: spoil(x) for name, x in found.params.items()}
+    losses = found.losses.at[-1].set(spoil(found.losses[-1]))
+    return gpx.Fit.from_svi(svi, found._replace(params=params, losses=losses), X, Y)
+
+
+def test_numpyros_training_is_doubted_like_ours():
+    assert kinds(trained(10)) == ["not_converged"]
+    assert kinds(trained(2000)) == []
+    notes = trained(50, lambda x: x * jnp.nan).check()
+    assert [(n.kind, n.severity) for n in notes] == [("not_finite", "wrong")] * 2
+    assert "auto_loc" in notes[0].message and "step 49" in notes[1].message
 
 
 def test_fits_of_discrete_sites_name_what_can_draw_them():

@@ -62,6 +62,31 @@ def test_units_do_not_matter(scale, shift):
     assert "r_hat" in kinds({"a": shift + scale * x})
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_numbers_that_overflowed_are_named_and_hide_no_others(dtype):
+    x = np.random.default_rng(9).normal(size=(2, 400)).astype(dtype)
+    apart = x + np.array([[0.0], [5.0]], dtype)
+    huge = x.copy()
+    huge[0, 7] = np.inf
+    notes = mixing_notes({"a": huge, "b": x, "c": apart})
+    assert [note.kind for note in notes] == ["not_finite", "r_hat", "ess"]
+    assert "1 draws of `a`" in notes[0].message and notes[0].severity == "wrong"
+    assert "`c`" in notes[1].message and notes[1].evidence["entries"] == 1
+    assert kinds({"a": np.full((2, 400), np.nan)}) == ["not_finite"]
+
+
+def test_numbers_near_the_largest_are_none_that_overflowed():
+    """Their squares, and their sum, leave float64."""
+    x = 1e308 * (1.0 + 0.1 * np.tanh(np.random.default_rng(9).normal(size=(2, 400))))
+    assert kinds({"a": x}) == []
+
+
+def test_chains_of_other_spread_have_not_met():
+    x = np.random.default_rng(10).normal(size=(2, 500))
+    x[1] *= 10.0
+    assert "r_hat" in kinds({"a": x - x.mean(axis=1, keepdims=True)})
+
+
 def test_few_effective_draws_are_counted():
     """Correlation 0.98 leaves 20 of 2000."""
     x = autoregression(np.random.default_rng(5), 0.98, 2, 1000)
@@ -74,6 +99,9 @@ def test_a_chain_that_stands_is_named_and_fixed_sites_are_not():
     x[1, :, 0] = 0.3
     (note,) = mixing_notes({"a": x})
     assert note.kind == "frozen" and "`a[0]`" in note.message
+    x[1] = 0.3
+    (note,) = mixing_notes({"a": x, "b": x, "c": x})
+    assert "`a[0]`, `a[1]`, `b[0]` and 3 more" in note.message
     assert mixing_notes({"a": x}, fixed=("a",)) == []
 
 
@@ -101,4 +129,6 @@ def test_trees_that_are_cut_off_are_counted_against_the_depth_of_draws(depth):
     assert note.kind == "tree_depth" and "30 %" in note.message
     assert hamiltonian_notes(stats(cut=0.04), depth) == ()
     assert hamiltonian_notes(stats(cut=0.3), 11) == ()
+    # Of a pair the second is for draws, whatever the warm-up had.
+    assert hamiltonian_notes(stats(cut=0.3), (10, 11)) == ()
     assert hamiltonian_notes(stats(cut=0.3)) == ()  # a sampler without trees

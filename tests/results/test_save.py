@@ -226,6 +226,37 @@ def test_models_of_other_sites_or_arguments_are_refused(saved):
         gpx.load(saved, lambda y, *, num_rows: None)
 
 
+def shifted(shift, factor=2.0):
+    shift = jnp.asarray(shift)
+
+    def model(inputs, y=None, *, batch_size=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        numpyro.deterministic("twice", factor * lengthscale)
+        inducing = gpx.inducing.Points(jnp.asarray(Z))
+        f = gpx.gp("f", gpx.kernels.RBF(1.0, lengthscale), inducing=inducing)
+        with numpyro.plate("data", inputs.shape[0], subsample_size=batch_size) as i:
+            latent = f(inputs[i]) + shift[i]
+            gpx.observe("y", latent, gpx.likelihoods.Gaussian(0.3), obs=y, rows=i)
+
+    return model
+
+
+@pytest.mark.parametrize("other, words", [
+    (shifted(np.arange(12.0) * (np.arange(12) > 5)), r"other arrays, of shapes.*12"),
+    (shifted(np.zeros(12), factor=3.0), r"deterministic sites \['twice'\]"),
+], ids=["rows beyond the first batch", "deterministic"])  # fmt: skip
+def test_what_the_densities_of_a_minibatch_do_not_show_is_refused(
+    other, words, tmp_path
+):
+    model = shifted(np.zeros(12))
+    with pytest.warns(gpx.FitWarning):
+        fit = _svi(model, X, Y, batch_size=5)
+    fit.save(tmp_path / "fit")
+    gpx.load(tmp_path / "fit", shifted(np.zeros(12)))
+    with pytest.raises(ValueError, match=words):
+        gpx.load(tmp_path / "fit", other)
+
+
 def test_the_same_model_defined_anew_is_loaded(saved):
     again, fit = gpx.load(saved, make()), fit_of("lbfgs")
     assert_array_equal(again.predict(X_NEW).mean, fit.predict(X_NEW).mean)

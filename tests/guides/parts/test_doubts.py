@@ -42,6 +42,33 @@ def effects(X, y=None, *, tau=None):
     observe(gp()(X) + a[GROUP], y)
 
 
+def own_rows(X, y=None):
+    """The full GP at its rows, which is no effect of its hyperparameters."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    kernel = gpx.kernels.RBF(lengthscale=lengthscale)
+    observe(gpx.gp("f", kernel, inducing=gpx.inducing.Data(ROWS))(X), y)
+
+
+ROWS = X.copy()
+
+
+def centred(X, y=None):
+    """An intercept as the mean function."""
+    c = numpyro.sample("c", dist.Normal(0.0, 2.0))
+    mean = gpx.means.Constant(c)
+    observe(gpx.gp("f", gpx.kernels.RBF(), mean=mean, inducing=POINTS)(X), y)
+
+
+def mixture(X, y=None):
+    """Effects whose prior has two widths."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", 3):
+        widths = dist.Normal(0.0, tau * jnp.array([0.2, 1.0]))
+        shares = dist.Categorical(probs=jnp.array([0.5, 0.5]))
+        a = numpyro.sample("a", dist.MixtureSameFamily(shares, widths))
+    observe(gp()(X) + a[GROUP], y)
+
+
 def moved(X, y=None):
     """The place of a prior, not its spread, depends on another site."""
     centre = numpyro.sample("centre", dist.Normal(0.0, 1.0))
@@ -86,6 +113,11 @@ WHITENED = gpx.guides.WhitenedGaussian
     (AutoNormal, effects, {}, ["effects"]),
     (AutoMultivariateNormal, effects, {}, []),
     (gpx.guides.Flow, effects, {}, []),
+    (WHITENED, own_rows, {"theta": "full"}, []),
+    (gpx.guides.ConditionalGaussian, own_rows, {}, []),
+    (WHITENED, centred, {"theta": "full"}, ["effects"]),
+    (gpx.guides.ConditionalGaussian, centred, {}, []),
+    (WHITENED, mixture, {}, ["collapse"]),
     (WHITENED, fixed_effects, {}, []),
     (WHITENED, fixed_effects, {"theta": "full"}, ["effects"]),
     (WHITENED, moved, {}, []),
@@ -128,8 +160,8 @@ def test_plain_svi_is_doubted_alike():
     svi = numpyro.infer.SVI(effects, guide, numpyro.optim.Adam(0.01), gpx.infer.ELBO())
     params = svi.run(jr.key(0), 2, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
     fit = gpx.Fit.from_svi(svi, params, X, Y)
-    assert [note.kind for note in fit.check()] == ["collapse"]
-    assert "collapses" in repr(fit)
+    assert [note.kind for note in fit.check()] == ["collapse", "not_converged"]
+    assert "collapse to 0" in repr(fit)
 
 
 def test_points_moved_by_monte_carlo_em_are_doubted_alike():

@@ -58,21 +58,8 @@ class Standardised(NamedTuple):
         prediction = fit.predict(self.inputs(X), **options)
         if self.y is None:
             return prediction
-        self._check_targets(fit)
+        _check_targets(fit, self.y)
         return prediction.rescaled(self.y_shift, self.y_scale)
-
-    def _check_targets(self, fit) -> None:
-        """Raise if a fit was made to targets in other units."""
-        seen = fit.program.observed.values()
-        if not any(
-            np.shape(y) == self.y.shape and np.allclose(y, self.y, equal_nan=True)
-            for y in seen
-        ):
-            raise ValueError(
-                "`fit` was made to other targets than `data.y`: its predictions are in "
-                "units of their own. Fit to `data.y`, or scale the inputs alone: "
-                "`data = gpx.standardise(X)`."
-            )
 
 
 def standardise(X, y=None, *, missing: bool = False) -> Standardised:
@@ -133,4 +120,17 @@ def _check_units(name: str, scale, dtype) -> None:
             f"`{name}` must have columns whose variance {dtype} can hold; got a "
             f"standard deviation of {worst:.3g}. Give them in other units, as in "
             f"`{name} / {worst:.0e}`."
+        )
+
+
+def _check_targets(fit, y: np.ndarray) -> None:
+    """Raise if a fit was made to targets in other units."""
+    seen = fit.program.observed.values()
+    if not any(
+        np.shape(x) == y.shape and np.allclose(x, y, equal_nan=True) for x in seen
+    ):
+        raise ValueError(
+            "`fit` was made to other targets than `data.y`: its predictions are in "
+            "units of their own. Fit to `data.y`, or scale the inputs alone: "
+            "`data = gpx.standardise(X)`."
         )

@@ -138,7 +138,7 @@ def sample_chains(
         together = jax.tree.map(lambda *x: jnp.stack(x), *starts)
 
         def begin_all(keys, starts, inputs):
-            return over_chains(lambda pair: begin(*pair, inputs))((keys, starts))
+            return over_chains(lambda x: begin(x[0], x[1], inputs))((keys, starts))
 
         starter = compiled(begin_all, keys, together, inputs, optimise=False)
         states = [starter(keys, together, inputs)]

@@ -81,9 +81,9 @@ class _Plain:
     """A call whose GPs are asked like any other, with its sites; static to `jit`."""
 
     def __init__(self, call: Call, structure: Structure):
-        none = {"own_rows": frozenset(), "multiply_only": frozenset()}
+        none: frozenset = frozenset()
         self.own = {c.site for c in call.own_rows}
-        self.call = dataclasses.replace(call, **none)
+        self.call = dataclasses.replace(call, own_rows=none, multiply_only=none)
         self.structure = structure
 
 

@@ -10,7 +10,7 @@ from numpyro_gpx.results.save import read
 __all__ = ["load"]
 
 
-def load(path, model=None, *, guide=None) -> Fit:
+def load(path, model, *, guide=None) -> Fit:
     """Read a fit written by `Fit.save`.
 
     Args:

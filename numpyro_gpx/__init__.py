@@ -22,11 +22,13 @@ from numpyro_gpx.comparison import compare
 from numpyro_gpx.comparison.loo import loo
 from numpyro_gpx.engines.run import fit
 from numpyro_gpx.engines.short import (
+    fit_guided,
     fit_implicit,
     fit_lbfgs,
     fit_mcmc,
     fit_nuts,
     fit_sghmc,
+    fit_sites,
     fit_svi,
 )
 from numpyro_gpx.notes import FitWarning
@@ -48,11 +50,13 @@ __all__ = [
     "engines",
     "exact",
     "fit",
+    "fit_guided",
     "fit_implicit",
     "fit_lbfgs",
     "fit_mcmc",
     "fit_nuts",
     "fit_sghmc",
+    "fit_sites",
     "fit_svi",
     "gp",
     "guides",

@@ -14,7 +14,8 @@ import numpyro_gpx as gpx
 
 FACE = """
     gp observe exact propagate stack
-    fit fit_svi fit_lbfgs fit_nuts fit_sghmc fit_mcmc fit_implicit
+    fit fit_svi fit_lbfgs fit_sites fit_nuts fit_guided fit_sghmc fit_mcmc
+    fit_implicit
     Fit FitWarning load compare loo
     jitter standardise
     kernels means likelihoods links inducing inputs models guides infer engines
@@ -32,8 +33,8 @@ NAMESPACES = {
         tensor_nodes
     """,
     "engines": """
-        Blackjax Engine Facts HMC Implicit LBFGS MCMC NUTS Note NotFinite Outcome
-        SGHMC SVI Start Taking Watch taking
+        Blackjax Engine Facts Guided HMC Implicit LBFGS MCMC NUTS Note NotFinite
+        Outcome SGHMC SVI Sites Start Taking Watch taking
     """,
     "guides": """
         ConditionalGaussian Encoder Flow GaussianGuide Implicit OptimalGaussian
@@ -113,6 +114,15 @@ SIGNATURES = {
         "adapt_step_size=True, adapt_mass_matrix=True, regularize_mass_matrix=True, "
         "find_heuristic_step_size=False, noise_sets=16, params=None, "
         "max_tree_depth=10, init=None, progress=True, time_limit=None, **kwargs)"
+    ),
+    "fit_sites": (
+        "(model, *args, key, max_updates=100, init=None, progress=True, "
+        "time_limit=None, **kwargs)"
+    ),
+    "fit_guided": (
+        "(model, *args, key, guide=None, method='auto', num_samples=1000, "
+        "num_chains=4, num_proposals=8000, noise_sets=16, init=None, progress=True, "
+        "time_limit=None, **kwargs)"
     ),
     "fit_sghmc": (
         "(model, *args, key, batch_size=None, num_warmup=500, num_samples=1000, "
@@ -224,7 +234,7 @@ SIGNATURES = {
 
 RESERVED = {
     "": """
-        fit_guided fit_cavi fit_sites marginal observe_blocks integrable
+        fit_cavi marginal observe_blocks integrable
         sparse optimizers diagnostics diagnose calibrate
     """,
     "inputs": "at linear layer",

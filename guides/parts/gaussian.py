@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from numpyro import handlers
 from jaxtyping import Array
+from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_gpx import checks

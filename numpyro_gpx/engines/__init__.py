@@ -8,6 +8,7 @@ from numpyro_gpx.engines.lbfgs import LBFGS
 from numpyro_gpx.engines.nuts import HMC, NUTS
 from numpyro_gpx.engines.retry import NotFinite
 from numpyro_gpx.engines.sghmc import SGHMC
+from numpyro_gpx.engines.sites import Sites
 from numpyro_gpx.engines.svi import SVI
 from numpyro_gpx.engines.taking import Taking, taking
 from numpyro_gpx.engines.watch import Watch
@@ -29,6 +30,7 @@ __all__ = [
     "NotFinite",
     "Note",
     "Outcome",
+    "Sites",
     "Start",
     "Taking",
     "Watch",

@@ -24,12 +24,12 @@ from numpyro_gpx.engines.watch import Watch
 from numpyro_gpx.guides import ConditionalGaussian
 from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.notes import Note
-from numpyro_gpx.program.compile_cache import compiled, run
+from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.layer_noise import noise_sets
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.facts import EXACT, Facts
 from numpyro_gpx.results.fit import Fit
-from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 __all__ = ["Guided"]
 
@@ -289,9 +289,7 @@ class _Hamiltonian:
             state = self._between(state, first // BLOCK)
         adapt = jnp.asarray(first < _WARM_UP * BLOCK)
         how = Rotation(self.reference, adapt, jnp.asarray(self.mixing))
-        state, reports = self.program(
-            state, jnp.asarray(number), how, self.whole.state
-        )
+        state, reports = self.program(state, jnp.asarray(number), how, self.whole.state)
         self.seen.append(np.asarray(reports["x"])[:number])
         self.last = state
         return state, reports
@@ -301,7 +299,9 @@ class _Hamiltonian:
         seen, self.seen = self.seen, []
         if done in _REFERENCES:
             x = np.concatenate(seen).reshape(-1, self.whole.sizes[0])
-            state = self._moved(state, Reference.of_draws(x, self.num_theta, len(x) / 2))
+            state = self._moved(
+                state, Reference.of_draws(x, self.num_theta, len(x) / 2)
+            )
         elif done > _WARM_UP:
             self.seen = seen  # draws, all of which are looked at
         if done == _WARM_UP - 1:
@@ -333,8 +333,7 @@ def _has_light_tails(x: np.ndarray, num_theta: int) -> bool:
     bulk = effective_sample_size(e)
     low, high = np.quantile(e, [0.05, 0.95], axis=(0, 1))
     tails = [
-        effective_sample_size(share.astype(float))
-        for share in (e <= low, e <= high)
+        effective_sample_size(share.astype(float)) for share in (e <= low, e <= high)
     ]
     return bool(np.any(np.minimum(*tails) < bulk / 3.0))
 

@@ -244,9 +244,7 @@ class _Chains:
 
     def _trajectory(self, state: RotationState, p, number, angle):
         """The end of a trajectory, and the energies of its start."""
-        start = _Start(
-            _total(state.y, p, state.energy), state.energy, state.slope
-        )
+        start = _Start(_total(state.y, p, state.energy), state.energy, state.slope)
 
         def kick(i, carry):
             y, p, energy, slope, start = carry
@@ -257,7 +255,9 @@ class _Chains:
             energy, slope = self._value_and_slope(y, state.weak)
             p = p - 0.5 * a * slope
             here = _Start(_total(y, p, energy), energy, slope)
-            start = jax.tree.map(lambda new, old: jnp.where(first, new, old), here, start)
+            start = jax.tree.map(
+                lambda new, old: jnp.where(first, new, old), here, start
+            )
             return y, p, energy, slope, start
 
         carry = (state.y, p, state.energy, state.slope, start)

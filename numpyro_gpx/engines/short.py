@@ -14,18 +14,23 @@ from typing import Any
 
 from numpyro_gpx import checks
 from numpyro_gpx.engines.engine import Engine
+from numpyro_gpx.engines.guided import Guided
 from numpyro_gpx.engines.implicit import Implicit
 from numpyro_gpx.engines.kernels import MCMC
 from numpyro_gpx.engines.lbfgs import LBFGS
 from numpyro_gpx.engines.nuts import NUTS
 from numpyro_gpx.engines.run import fit, run_engine
 from numpyro_gpx.engines.sghmc import SGHMC
+from numpyro_gpx.engines.sites import Sites
 from numpyro_gpx.engines.svi import SVI
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.options import takes_options
 from numpyro_gpx.results.fit import Fit
 
-__all__ = ["fit_implicit", "fit_lbfgs", "fit_mcmc", "fit_nuts", "fit_sghmc", "fit_svi"]
+__all__ = [
+    "fit_guided", "fit_implicit", "fit_lbfgs", "fit_mcmc", "fit_nuts", "fit_sghmc",
+    "fit_sites", "fit_svi",
+]  # fmt: skip
 
 # What all of them take behind the settings of their engine.
 _COMMON = [
@@ -45,7 +50,7 @@ def _short_form(name: str, engine: type[Engine], *, guide: bool) -> Callable[...
             annotation=field.type,
         )
         for field in dataclasses.fields(engine)
-        if field.name != "guide"
+        if not (guide and field.name == "guide")
     ]
     every = Parameter.POSITIONAL_OR_KEYWORD
     first = [Parameter("model", every)] + [Parameter("guide", every)] * guide
@@ -107,6 +112,8 @@ def _named(function, name: str, sig: inspect.Signature, doc: str) -> Callable[..
 fit_svi = _short_form("fit_svi", SVI, guide=True)
 fit_lbfgs = _short_form("fit_lbfgs", LBFGS, guide=True)
 fit_implicit = _short_form("fit_implicit", Implicit, guide=True)
+fit_sites = _short_form("fit_sites", Sites, guide=False)
+fit_guided = _short_form("fit_guided", Guided, guide=False)
 fit_nuts = _short_form("fit_nuts", NUTS, guide=False)
 fit_sghmc = _short_form("fit_sghmc", SGHMC, guide=False)
 

@@ -182,7 +182,9 @@ class _Bound:
     def gps(self, theta: Array, call: Call) -> dict[str, GPMark]:
         """The GPs at these hyperparameters."""
         sites = self.structure.latents
-        zeros = {n: jnp.zeros(sites[n].shape, sites[n].dtype) for n in self.structure.gps}
+        zeros = {
+            n: jnp.zeros(sites[n].shape, sites[n].dtype) for n in self.structure.gps
+        }
         values = self.structure.constrain(self.unravel(theta))
         return marked(call.trace({**values, **zeros}, jr.key(0)), GPMark)
 
@@ -226,9 +228,7 @@ class _Bound:
             return self.terms(place.theta, beliefs, call)[0]
 
         slopes = jax.grad(likelihood)(beliefs)
-        return {
-            name: _natural(gps[name], beliefs[name], slopes[name]) for name in gps
-        }
+        return {name: _natural(gps[name], beliefs[name], slopes[name]) for name in gps}
 
 
 def _over_outputs(gp: GPMark, fn, *args):
@@ -301,9 +301,7 @@ def _program(bound: _Bound, place: Place, call: Call):
             return Place(place.theta, pseudo), value
 
         def newton(theta):
-            direction = _direction(
-                lambda t: jax.grad(bound)(t, pseudo, call), theta
-            )
+            direction = _direction(lambda t: jax.grad(bound)(t, pseudo, call), theta)
             found = jax.lax.map(
                 lambda t: bound(theta + t * direction, pseudo, call), shares
             )

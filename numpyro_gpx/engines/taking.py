@@ -10,11 +10,13 @@ import numpyro.infer
 
 from numpyro_gpx import guides
 from numpyro_gpx.engines.engine import Engine
+from numpyro_gpx.engines.guided import Guided
 from numpyro_gpx.engines.implicit import Implicit
 from numpyro_gpx.engines.kernels import MCMC, Blackjax
 from numpyro_gpx.engines.lbfgs import LBFGS
 from numpyro_gpx.engines.nuts import HMC, NUTS
 from numpyro_gpx.engines.sghmc import SGHMC
+from numpyro_gpx.engines.sites import Sites
 from numpyro_gpx.engines.svi import SVI
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.program import Program
@@ -33,6 +35,8 @@ def _blackjax() -> Engine:
 ENGINES: dict[str, Callable[[], Engine]] = {
     "SVI": lambda: SVI(guides.WhitenedGaussian),
     "LBFGS": lambda: LBFGS(guides.WhitenedGaussian),
+    "Sites": Sites,
+    "Guided": Guided,
     "Implicit": Implicit,
     "NUTS": NUTS,
     "HMC": HMC,

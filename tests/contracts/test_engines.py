@@ -98,6 +98,8 @@ CASES = {
     "Implicit": (lambda: E.Implicit(SmallImplicit, num_rounds=2, num_draws=8), plain),
     "NUTS": (lambda: E.NUTS(max_tree_depth=2, **LENGTH), sparse),
     "HMC": (lambda: E.HMC(num_steps=2, **LENGTH), plain),
+    "Sites": (lambda: E.Sites(max_updates=3), plain),
+    "Guided": (lambda: E.Guided(num_samples=4, num_chains=2, num_proposals=200), plain),
     "SGHMC": (lambda: E.SGHMC(num_integration_steps=2, **LENGTH), plain),
     "MCMC": (lambda: E.MCMC(numpyro.infer.BarkerMH, **LENGTH), plain),
     "Blackjax": (lambda: E.Blackjax(blackjax.hmc, parameters=LEAPS, **LENGTH), plain),

@@ -34,6 +34,8 @@ ENDLESS = {
     "Implicit": lambda: E.Implicit(num_rounds=10**8, num_draws=16),
     "NUTS": lambda: E.NUTS(**LONG),
     "HMC": lambda: E.HMC(**LONG),
+    "Sites": lambda: E.Sites(max_updates=10**8),
+    "Guided": lambda: E.Guided(method="hmc", num_samples=10**7),
     "SGHMC": lambda: E.SGHMC(**LONG),
     "MCMC": lambda: E.MCMC(numpyro.infer.BarkerMH, **LONG),
     "Blackjax": lambda: E.Blackjax(blackjax.nuts, **LONG),

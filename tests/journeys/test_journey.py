@@ -55,6 +55,8 @@ ENGINE_CASES = {
     ),
     "NUTS": lambda: E.NUTS(max_tree_depth=3, **SHORT),
     "HMC": lambda: E.HMC(num_steps=2, **SHORT),
+    "Sites": lambda: E.Sites(),
+    "Guided": lambda: E.Guided(num_samples=50, num_chains=2),
     "SGHMC": lambda: E.SGHMC(num_integration_steps=2, **SHORT),
     "MCMC": lambda: E.MCMC(numpyro.infer.BarkerMH, **SHORT),
     "Blackjax": lambda: E.Blackjax(blackjax.nuts, **SHORT),

@@ -148,7 +148,7 @@ SIGNATURES = {
     ),
     "loo": "(fit, *, num_draws=1000, site=None)",
     "jitter": "(relative)",
-    "standardise": "(X, y, *, missing=False)",
+    "standardise": "(X, y=None, *, missing=False)",
     "inputs.join": "(*columns)",
     "latent_space.pairwise_distances": "(site='h', lengthscale=None)",
     "latent_space.pca": "(Y, num_dims)",

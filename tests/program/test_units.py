@@ -48,7 +48,8 @@ def evidence(model, X, y):
     (make(POINTS(YEARS[::5]), 10.0), YEARS, Y, []),
     (make(POINTS(X[::5]), counts=True), X, COUNTS, []),
     (make(POINTS(X[::5])), X, 3.0 + 2.0 * Y, []),
-], ids=str)  # fmt: skip
+], ids=["standard", "X", "X and Z", "rows", "rows, wide", "X and Z, wide", "y", "years",
+        "counts", "moved"])  # fmt: skip
 def test_data_out_of_sight_are_named_and_no_others(model, X, y, expected):
     assert evidence(model, X, y) == expected
 

@@ -59,6 +59,9 @@ class UnscentedLatent(GaussianGuide):
         Dissertation 3.2-3.4; Titsias & Lawrence (2010); tutorial 4.2.
     """
 
+    # Latent inputs of rows have no place in the vector.
+    can_transport = False
+
     def __init__(
         self, inner, *, rule=None, encoder=None, covariance="diagonal", init=None
     ):

@@ -112,7 +112,9 @@ class Angles(NamedTuple):
         weight = t**-0.75
         average = weight * log_angle + (1.0 - weight) * self.average[which]
         found = (log_angle, average, gap, self.centre[which], t)
-        return Angles(*(old.at[which].set(x) for old, x in zip(self, found)))
+        return Angles(
+            *(old.at[which].set(x) for old, x in zip(self, found, strict=True))
+        )
 
 
 class Rotation(NamedTuple):

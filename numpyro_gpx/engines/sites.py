@@ -411,7 +411,8 @@ def _not_converged(losses) -> Note:
     gain = losses[-2] - losses[-1] if len(losses) > 1 else float("nan")
     return Note(
         "not_converged", "doubt",
-        f"The bound still rose by {gain:.2g} nats in the last of {len(losses)} updates.",
+        f"The bound still rose by {gain:.2g} nats in the last of {len(losses)} "
+        "updates.",
         "Raise `max_updates`, or use `fit_svi`.",
         {"gain": gain, "num_steps": len(losses)},
     )  # fmt: skip

@@ -145,8 +145,11 @@ def test_where_the_guide_is_exact_nothing_is_left_to_do():
     assert fit.info["method"] == "importance" and fit.info["k_hat"] == 0.0
     assert_allclose(fit.info["importance_ess"], 8000.0)
     fit = gpx.fit_guided(fixed, ROWS, Y, guide=exact, method="hmc", **OPTIONS)
-    assert fit.info["acceptance_rate"] > 0.999 and fit.info["angle"] > 1.5
+    # Less than 1 only since the reference is estimated.
+    assert fit.info["acceptance_rate"] > 0.95 and fit.info["angle"] > 1.5
     assert fit.sample_stats["n_steps"].max() <= 2
+    _, _, before, after = turned(coordinates(exact), 1.0, 4, 1.5)
+    assert_allclose(after.total, before.total, atol=1e-8)
 
 
 def coordinates(fit):
@@ -154,21 +157,24 @@ def coordinates(fit):
     return Coordinates(fit.posterior.guide, fit.structure, state)
 
 
-def test_a_trajectory_that_is_turned_around_returns(guide):
-    here = coordinates(guide)
+def turned(here, width, kicks, angle):
+    """There and back: where it ends, where it began, energies before and after."""
     size, num_theta = here.transport.size, here.transport.num_theta
-    how = rotation.Rotation(
-        Reference.standard(size, num_theta, 1.2), jnp.asarray(False), jnp.asarray(False)
-    )
+    no = jnp.asarray(False)
+    how = rotation.Rotation(Reference.standard(size, num_theta, width), no, no)
     chains = rotation._Chains(lambda strength: here, how, False)
-    y = 0.5 * jr.normal(jr.key(0), (2, size))
+    y, p = 0.5 * jr.normal(jr.key(0), (2, 2, size))
     state = rotation.RotationState.start(jr.key(1), y)
-    p = jr.normal(jr.key(2), y.shape)
-    (y1, p1, *_), before = chains._trajectory(state, p, 5, 0.3)
+    (y1, p1, *_), before = chains._trajectory(state, p, kicks, angle)
     again = state._replace(y=y1, fresh=jnp.asarray(True))
-    (y2, p2, *_), after = chains._trajectory(again, -p1, 5, 0.3)
-    assert_allclose(y2, y, atol=1e-9)
-    assert_allclose(-p2, p, atol=1e-9)
+    (y2, p2, *_), after = chains._trajectory(again, -p1, kicks, angle)
+    return (y2, -p2), (y, p), before, after
+
+
+def test_a_trajectory_that_is_turned_around_returns(guide):
+    end, begin, before, after = turned(coordinates(guide), 1.2, 5, 0.3)
+    assert_allclose(end[0], begin[0], atol=1e-9)
+    assert_allclose(end[1], begin[1], atol=1e-9)
     # The energy is nearly kept on the way: the error is that of the step.
     assert np.all(np.abs(after.total - before.total) < 0.1)
 
@@ -209,6 +215,12 @@ def test_auto_takes_hmc_where_the_weights_object(guide):
     assert np.all(errors(poor) < 4.5)
 
 
+def with_batches(X, y=None, *, batch_size=None):
+    f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(ROWS))
+    with numpyro.plate("data", len(X), subsample_size=batch_size) as i:
+        gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(NOISE), obs=y, rows=i)
+
+
 def test_what_has_no_map_is_refused_in_words(guide):
     def rows(y=None):
         f = gpx.gp("f", gpx.kernels.RBF(), inducing=gpx.inducing.Points(ROWS))
@@ -223,7 +235,7 @@ def test_what_has_no_map_is_refused_in_words(guide):
     with pytest.raises(TypeError, match="`guide` must"):
         gpx.fit_guided(model, ROWS, Y, guide=G.ConditionalGaussian, **OPTIONS)
     with pytest.raises(ValueError, match="needs all rows"):
-        gpx.fit_guided(model, ROWS, Y, batch_size=2, **OPTIONS)
+        gpx.fit_guided(with_batches, ROWS, Y, batch_size=2, **OPTIONS)
 
 
 def test_weights_that_are_alike_have_no_tail_and_a_single_one_has():

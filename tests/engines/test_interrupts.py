@@ -104,6 +104,7 @@ def test_every_engine_is_here():
 def test_an_interrupt_returns_the_fit_so_far(name, monkeypatch):
     fit, _ = interrupted(monkeypatch, name, 0.0)
     check(fit)
+    assert not fit.info.get("converged", False)
 
 
 def check(fit):
@@ -162,6 +163,9 @@ def test_a_time_limit_returns_the_fit_so_far_or_says_that_it_was_too_short():
             model, ENDLESS["SVI"](), X, Y > 0.0, key=jr.key(0), progress=False,
             time_limit=1e-9,
         )  # fmt: skip
+    for limit in (0.0, "5"):
+        with pytest.raises(ValueError, match="`time_limit` must be a number above 0"):
+            gpx.fit(model, ENDLESS["SVI"](), X, Y, key=jr.key(0), time_limit=limit)
 
 
 def test_other_threads_do_not_hear_interrupts_and_fit_all_the_same():

@@ -25,9 +25,10 @@ def test_noise_around_a_level_is_not_doubted(correlation):
 
 @pytest.mark.parametrize("losses", [
     300.0 + 1e3 * np.exp(-np.arange(2000) / 600.0),
+    300.0 + 5.0 * np.exp(-np.arange(2000) / 600.0),
     np.linspace(20.0, 0.0, 300),
     np.linspace(20.0, 0.0, 2000) + np.random.default_rng(0).normal(size=2000),
-], ids=["decay", "short", "noisy"])  # fmt: skip
+], ids=["decay", "a tenth of a nat", "short", "noisy"])  # fmt: skip
 def test_a_loss_that_falls_is_told_with_the_rate(losses):
     (note,) = loss_notes(losses)
     assert (note.kind, note.severity) == ("not_converged", "doubt")

@@ -114,6 +114,7 @@ class Flow(SiteGuide):
                 raise ValueError(f"`{name}` must be positive; got {x!r}.")
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.theta, self.mixing = theta, mixing
+        self.can_transport = theta == "joint"
         self.num_blocks, self.num_bins, self.hidden = num_blocks, num_bins, hidden
         self.base_hidden, self.bound = base_hidden, float(bound)
         self.init_scale, self.path_gradient = init_scale, path_gradient
@@ -185,10 +186,6 @@ class Flow(SiteGuide):
             with handlers.substitute(data=params):
                 flow = self.flow(call)
         return log_q + log_density(flow, self.flatten(z))
-
-    @property
-    def can_transport(self):
-        return self.theta == "joint" or not self.structure.hyperparameters
 
     def transport(self, params, call, root=None):
         return FlowTransport(self, params, call) if self.can_transport else None

@@ -106,9 +106,9 @@ class Guided(Engine):
         if self.guide is None:
             return None
         posterior = self.guide.posterior
-        guide = getattr(posterior, "guide", None)
+        guide = posterior.guide if isinstance(posterior, GuidePosterior) else None
         if not isinstance(guide, SiteGuide) or not guide.can_transport:
-            what = type(guide).__name__ if guide is not None else "a sampler"
+            what = "a sampler" if guide is None else type(guide).__name__
             return (
                 f"The fit `guide` is of {what}, which is no map from normal vectors. "
                 "Use a fit of `gpx.guides.ConditionalGaussian`, or leave it out."
@@ -123,7 +123,9 @@ class Guided(Engine):
         started = time.perf_counter()
         key_guide, key_noise, key_run = jr.split(key, 3)
         fit = self._trained(program, key_guide, start, watch)
-        guide = fit.posterior.guide
+        posterior = fit.posterior
+        assert isinstance(posterior, GuidePosterior)  # else it has objected
+        guide = posterior.guide
         noise = None
         if program.structure.noise:
             noise = noise_sets(key_noise, program.structure, self.noise_sets)

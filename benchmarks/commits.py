@@ -1,6 +1,6 @@
 """Two commits side by side: does a change of the layout cost time?
 
-    python benchmarks/commits.py --old 5b518b5 [--quick]
+    python benchmarks/commits.py --old e8bff97 [--quick]
 
 Each commit is installed into a folder of its own and answers in a process of its own;
 the two take turns, 30 pairs for each workload. A workload is compiled as the commit's
@@ -131,7 +131,7 @@ def ratios(first, second, pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--old", default="5b518b5", help="commit to compare with")
+    parser.add_argument("--old", default="e8bff97", help="commit to compare with")
     parser.add_argument("--quick", action="store_true", help="few pairs")
     args = parser.parse_args(arguments)
     pairs = 4 if args.quick else 30

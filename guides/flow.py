@@ -14,7 +14,7 @@ the splines then work on numbers of order one, however narrow a layer is.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from numpyro.distributions import constraints
 from numpyro_gpx import checks
 from numpyro_gpx.guides.parts.base import INNER_SCALE, SiteGuide
 from numpyro_gpx.guides.parts.factors import dense_factor
+from numpyro_gpx.guides.parts.flow_layers import FlowLayer, GaussianPart
 from numpyro_gpx.guides.parts.networks import Network
 from numpyro_gpx.guides.parts.transport import FlowTransport
 from numpyro_gpx.numerics.bijections import (
@@ -220,20 +221,20 @@ class Flow(SiteGuide):
         return self.structure.hyperparameters if self.theta == "joint" else ()
 
     @property
-    def _layers(self) -> tuple[_Layer, ...]:
+    def _layers(self) -> tuple[FlowLayer, ...]:
         sites = self.structure.latents
         layers = []
         for name in self.structure.gps:
             shape = sites[name].shape
             outputs = 1 if len(shape) == 1 else shape[0]
-            layers.append(_Layer(name, (outputs, shape[-1]), shape))
+            layers.append(FlowLayer(name, (outputs, shape[-1]), shape))
         for name in self.structure.integrated:
             size = math.prod(sites[name].unconstrained_shape)
-            layers.append(_Layer(name, (size, 1), (size,)))
+            layers.append(FlowLayer(name, (size, 1), (size,)))
         theta = [sites[name].unconstrained_shape for name in self._drawn_theta]
         if theta:
             size = sum(math.prod(shape) for shape in theta)
-            layers.append(_Layer(_THETA, (size, 1), (size,)))
+            layers.append(FlowLayer(_THETA, (size, 1), (size,)))
         return tuple(layers)
 
     @property
@@ -260,7 +261,7 @@ class Flow(SiteGuide):
             start += layer.size
         return values
 
-    def _sites_of(self, layer: _Layer) -> tuple[str, ...]:
+    def _sites_of(self, layer: FlowLayer) -> tuple[str, ...]:
         return self._drawn_theta if layer.name == _THETA else (layer.name,)
 
     # Parameters ---------------------------------------------------------------------
@@ -305,7 +306,7 @@ class Flow(SiteGuide):
             for part, start in starts.items()
         }
 
-    def _base(self, layer, inputs, call) -> _Base:
+    def _base(self, layer, inputs, call) -> GaussianPart:
         """The Gaussian part of a layer, as `WhitenedGaussian` has it, moved by `Z`."""
         stem = f"{layer.name}_{self.prefix}"
         loc = self._loc(layer, call)
@@ -332,7 +333,7 @@ class Flow(SiteGuide):
             shift, stretch = self._network(stem, layer, inputs[layer.name])
             # In units of the initial scale: a narrow layer stays where it starts.
             loc, log_scale = loc + scale * shift, log_scale + stretch
-        return _Base(loc, log_scale, scale_tril)
+        return GaussianPart(loc, log_scale, scale_tril)
 
     def _network(self, stem, layer, Z):
         """Shift and log scale `(P, M)` from the inducing inputs; 0 at the start."""
@@ -358,7 +359,7 @@ class Flow(SiteGuide):
         z = self.theta_loc(call)
         return self.register(self.unravel_unconstrained(names, z), with_density=False)
 
-    def _loc(self, layer: _Layer, call):
+    def _loc(self, layer: FlowLayer, call):
         """The location of a layer: GPs start at 0, others where the guide is told."""
         if layer.name == _THETA:
             return self.theta_loc(call)
@@ -381,29 +382,3 @@ class Flow(SiteGuide):
             init_strategy=self.init_loc_fn,
         )  # fmt: skip
         return self.inducing_inputs(values, call)
-
-
-class _Layer(NamedTuple):
-    """A part of the vector.
-
-    Attributes:
-        name: A site, or `"theta"` for all hyperparameters.
-        shape: Channels and points.
-        natural: Shape of its location as a parameter.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    natural: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return self.shape[0] * self.shape[1]
-
-
-class _Base(NamedTuple):
-    """The Gaussian part of a layer; without `scale_tril`, the scale is all."""
-
-    loc: Any
-    log_scale: Any
-    scale_tril: Any

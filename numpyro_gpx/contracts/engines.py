@@ -192,7 +192,7 @@ class _Hasty(Watch):
 
         def counted(state, first, number):
             found = block(state, first, number)
-            self.enough |= first + number > useless
+            self.enough |= first + number > useless and not self.is_preparing
             return found
 
         return super().loop(
@@ -204,7 +204,7 @@ class _Hasty(Watch):
 
         def counted(tick: Callable[[str], None]):
             def line(text):
-                self.enough = True
+                self.enough |= not self.is_preparing
                 tick(text)
 
             return fn(line)

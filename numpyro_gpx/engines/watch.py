@@ -87,7 +87,8 @@ class Watch:
         self._started = time.perf_counter()
         self._interrupted = False
         self._worth_keeping = False
-        self._preparing = False
+        # Whether what runs is no result yet, however far it comes: `preparing`.
+        self.is_preparing = False
         self._done = ""  # how far what makes no result has come
         # Why a phase was ended before its end, in words; `None` if none was.
         self.cut: str | None = None
@@ -95,11 +96,11 @@ class Watch:
     @contextlib.contextmanager
     def preparing(self):
         """What runs inside is not yet worth keeping, however far it comes."""
-        before, self._preparing = self._preparing, True
+        before, self.is_preparing = self.is_preparing, True
         try:
             yield
         finally:
-            self._preparing = before
+            self.is_preparing = before
 
     def begin_again(self) -> None:
         """Forget what there was to keep: the fit starts anew."""
@@ -210,7 +211,7 @@ class Watch:
                 if check is not None:
                     check(latest, first)
                 self._worth_keeping |= (
-                    record.num_steps > useless and not self._preparing
+                    record.num_steps > useless and not self.is_preparing
                 )
                 if useless and not self._worth_keeping:
                     self._done = f" (after {record.num_steps} of {useless} before it)"
@@ -230,7 +231,7 @@ class Watch:
         bar = tqdm.tqdm(total=total, desc=phase, disable=not self.progress)
 
         def tick(line: str) -> None:
-            self._worth_keeping |= not self._preparing
+            self._worth_keeping |= not self.is_preparing
             bar.update(1)
             bar.set_postfix_str(line, refresh=False)
             if self._must_end():

@@ -77,7 +77,7 @@ class Pressed(Watch):
     def loop(self, phase, block, state, num_steps, *, useless=0, **options):
         def then_press(state, first, number):
             found = block(state, first, number)
-            if first > useless and not self.stopped:
+            if first > useless and not (self.stopped or self.is_preparing):
                 signal.raise_signal(signal.SIGINT)
             return found
 

@@ -19,6 +19,7 @@ G = gpx.guides
 X = np.linspace(-1.0, 1.0, 7)[:, None]
 Z = X[::3]
 Y = np.sin(3.0 * X[:, 0])
+RNG = np.random.default_rng(4)
 
 
 def make(*, num_outputs=None, whiten=True, own=False):
@@ -60,16 +61,25 @@ CASES = {
 }
 
 
+def moved(name, x):
+    """A parameter of a guide somewhere else, inside its support."""
+    noise = RNG.normal(size=np.shape(x))
+    if name.endswith("tril"):
+        return x + 0.05 * np.tril(noise, -1)
+    return x + 0.2 * noise if name.endswith("loc") else 1.2 * x
+
+
 def transport_of(model, make_guide, *, strength=None):
     """Of a guide whose parameters are not where they start."""
     call = Call.create(model, (X, Y), {})
     guide = make_guide(model)
     set_up(guide, Program.of(call))
-    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.1), gpx.infer.ELBO())
-    state = svi.init(jr.key(0), *call.args)
-    for _ in range(3):
-        state, _ = svi.update(state, *call.args)
-    params = svi.get_params(state)
+    trace = call.trace({}, jr.key(0), model=guide)
+    params = {
+        name: moved(name, site["value"])
+        for name, site in trace.items()
+        if site["type"] == "param"
+    }
     if strength is not None:
         params = guide.weakened(params, strength)
     return guide, params, guide.transport(params, call)
@@ -88,7 +98,7 @@ def test_maps_have_inverses_and_the_log_determinant_of_their_jacobian(name):
     assert_allclose(log_det, np.linalg.slogdet(J)[1], atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["whitened", "conditional", "optimal", "flow"])
+@pytest.mark.parametrize("name", ["whitened", "conditional", "optimal"])
 def test_the_map_is_that_of_the_guides_draws(name):
     """Moments of 4000 draws each; 5 standard errors on 6 numbers: below 1e-5."""
     guide, params, transport = transport_of(*CASES[name])

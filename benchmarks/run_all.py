@@ -28,6 +28,7 @@ DATA_SCRIPTS = (
     "deep_mnist.py",
     "deep_letters.py",
     "face_posteriors.py",
+    "samplers.py",
 )
 
 

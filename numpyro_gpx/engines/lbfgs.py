@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro_gpx import checks
 from numpyro_gpx.engines.engine import Engine, Outcome
 from numpyro_gpx.engines.retry import NotFinite
-from numpyro_gpx.engines.training import Training, guide_of
+from numpyro_gpx.engines.training import Training, guide_of, without_density
 from numpyro_gpx.engines.watch import Stopped
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.compile_cache import compiled, once
@@ -55,12 +55,9 @@ class LBFGS(Engine):
         checks.at_least("max_steps", self.max_steps, 1)
 
     def objection(self, program):
-        guide = guide_of(self.guide, program)
-        if not getattr(guide, "has_density", True):
-            return (
-                "It would never train the discriminator of "
-                f"{type(guide).__name__}; use `gpx.fit_implicit`."
-            )
+        without = without_density(guide_of(self.guide, program))
+        if without is not None:
+            return without
         does = {
             "subsamples": sorted(program.structure.plates),
             "draws noise at": sorted(program.structure.noise),

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro_gpx import checks
 from numpyro_gpx.engines.engine import Engine, Outcome
 from numpyro_gpx.engines.tempering import check_temperature, tempered
-from numpyro_gpx.engines.training import Training, guide_of
+from numpyro_gpx.engines.training import Training, guide_of, without_density
 from numpyro_gpx.engines.watch import BLOCK, Record
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.batches import draw_batch
@@ -79,13 +79,7 @@ class SVI(Engine):
             checks.number("tolerance", self.tolerance, -np.finfo(float).tiny)
 
     def objection(self, program):
-        guide = guide_of(self.guide, program)
-        if not getattr(guide, "has_density", True):
-            return (
-                "It would never train the discriminator of "
-                f"{type(guide).__name__}; use `gpx.fit_implicit`."
-            )
-        return None
+        return without_density(guide_of(self.guide, program))
 
     def run(self, program, key, *, start, watch) -> Outcome:
         optimizer = _ADAM if self.optimizer is None else self.optimizer

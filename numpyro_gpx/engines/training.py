@@ -38,7 +38,7 @@ from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import GuidePosterior
 from numpyro_gpx.sites.marks import is_auxiliary
 
-__all__ = ["Training", "guide_of", "means_of"]
+__all__ = ["Training", "guide_of", "means_of", "without_density"]
 
 # Draws of the bound that a fit with latent inputs reports.
 _REPORTED_DRAWS = 1000
@@ -51,6 +51,16 @@ _TOLERATED_EXCESS = 0.1
 def guide_of(guide, program: Program):
     """The guide of a program: the one given, or one of its class."""
     return checks.guide(guide, program.model)
+
+
+def without_density(guide) -> str | None:
+    """Why a guide that has no density cannot be trained by the bound alone."""
+    if getattr(guide, "has_density", True):
+        return None
+    return (
+        f"It would never train the discriminator of {type(guide).__name__}; use "
+        "`gpx.fit_implicit`."
+    )
 
 
 class Training:

@@ -24,6 +24,9 @@ def run_snippets(folder, monkeypatch, shorten):
 
 def shortened(code):
     """Chains and optimisation a tenth as long."""
+    code = code.replace(
+        "fit_guided(model, X, y", "fit_guided(model, X, y, num_proposals=200"
+    )
     lengths = r"\b(num_samples|num_warmup|num_steps|num_integration_steps)=(\d+)"
     code = re.sub(lengths, lambda m: f"{m[1]}={max(int(m[2]) // 10, 2)}", code)
     # Where the README leaves the warm-up at its default.

@@ -100,8 +100,13 @@ def wrong(fit, how):
     }[how])  # fmt: skip
 
 
-HOW = ["right", "theta off", "theta narrow", "sites x5", "sites x0.2",
-       "covariance halved"]  # fmt: skip
+HOW = [
+    "right", "theta off", "sites x5",
+    *(
+        pytest.param(how, marks=pytest.mark.slow)
+        for how in ("theta narrow", "sites x0.2", "covariance halved")
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -80,6 +80,7 @@ def test_the_bound_is_that_of_long_training_and_rises_to_it(likelihood, y):
     assert len(fit.info["losses"]) < 40
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_those_of_the_same_guide_by_svi():
     fit = gpx.fit_sites(counts, X, COUNTS, **OPTIONS)
     rate = optax.cosine_decay_schedule(0.1, 1500, 0.01)

@@ -43,7 +43,11 @@ def test_numpyros_guides_start_from_values():
 
 
 @pytest.mark.parametrize(
-    "kind", [autoguide.AutoIAFNormal, autoguide.AutoLaplaceApproximation]
+    "kind",
+    [
+        pytest.param(autoguide.AutoIAFNormal, marks=pytest.mark.slow),
+        autoguide.AutoLaplaceApproximation,
+    ],
 )
 def test_numpyros_guides_go_on_from_their_own_fits(kind):
     """Parameters that are trees, and those of what a Laplace fit has become."""

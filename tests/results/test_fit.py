@@ -285,28 +285,6 @@ def test_exact_regression_predicts_like_the_full_gp(fit):
     assert_allclose(values.var(axis=0), np.diag(cov), rtol=6.0 * np.sqrt(2 / 3000))
 
 
-def test_saved_fits_predict_the_same(fit, tmp_path):
-    guide = gpx.guides.ConditionalGaussian(model)
-    trained = gpx.fit_svi(
-        model, guide, X, Y, key=jr.key(0), num_steps=20, progress=False
-    )
-    draws = {"f": np.random.default_rng(0).normal(size=(2, 15, 25))}
-    sampled = gpx.Fit(
-        Program.unchecked(Call(model, (X, Y))),
-        ChainPosterior(draws),
-        facts=gpx.engines.NUTS().facts,
-    )
-    for number, one in enumerate((fit, trained, sampled)):
-        path = tmp_path / f"fit{number}"
-        one.save(path)
-        again = gpx.load(path, model)
-        assert again.engine == one.engine
-        assert_allclose(again.predict(X_NEW).mean, one.predict(X_NEW).mean, rtol=1e-12)
-        for name, values in one.draws(8).items():
-            assert_allclose(again.draws(8)[name], values)
-    assert_allclose(gpx.load(tmp_path / "fit0", model).elbo(), fit.elbo())
-
-
 def test_arguments_that_cannot_be_saved_are_named(tmp_path):
     draws = {"f": np.zeros((1, 3, 25))}
     posterior = ChainPosterior(draws)

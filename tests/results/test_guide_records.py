@@ -168,7 +168,14 @@ NUMPYRO = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NUMPYRO)
+# Networks take seconds to compile.
+SLOW = ("AutoIAFNormal", "AutoBNAFNormal")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NUMPYRO],
+)
 def test_guides_of_numpyro_come_back(name, tmp_path):
     guide = getattr(autoguide, name)(linear, prefix="q", **NUMPYRO[name])
     fit = fit_of(guide, linear, loss=Trace_ELBO())

@@ -183,6 +183,8 @@ class _Run:
 
     def _resampled(self, weighted: Weighted, key, info) -> Outcome:
         chains, length = self.engine.num_chains, self.engine.num_samples
+        if self.watch.stopped:  # who is in a hurry wants no draw twice
+            length = max(min(length, len(weighted.weights) // chains), 1)
         x = weighted.resampled(key, chains * length)
         draws = self._values(x.reshape(chains, length, -1))
         info |= {"method": "importance"}

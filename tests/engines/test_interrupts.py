@@ -34,7 +34,6 @@ ENDLESS = {
     "Implicit": lambda: E.Implicit(num_rounds=10**8, num_draws=16),
     "NUTS": lambda: E.NUTS(**LONG),
     "HMC": lambda: E.HMC(**LONG),
-    "Sites": lambda: E.Sites(max_updates=10**8),
     "Guided": lambda: E.Guided(method="hmc", num_samples=10**7),
     "SGHMC": lambda: E.SGHMC(**LONG),
     "MCMC": lambda: E.MCMC(numpyro.infer.BarkerMH, **LONG),
@@ -97,7 +96,8 @@ def interrupted(monkeypatch, name, delay, seed=0):
 
 
 def test_every_engine_is_here():
-    assert set(ENDLESS) == set(ENGINES)
+    # `Sites` is done before anybody could press a key; tests/journeys interrupts it.
+    assert set(ENDLESS) == set(ENGINES) - {"Sites"}
 
 
 @pytest.mark.parametrize("name", ["SVI", "LBFGS", "NUTS"])
@@ -115,7 +115,7 @@ def check(fit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
-def test_sixty_interrupts_are_sixty_fits(name, monkeypatch):
+def test_seventy_two_interrupts_are_as_many_fits(name, monkeypatch):
     """Eight of each engine, at random moments; within 2 s but where one compiles."""
     delays = np.random.default_rng(len(name)).uniform(0.0, 1.5, 8)
     late = []

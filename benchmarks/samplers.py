@@ -5,7 +5,8 @@
 NUTS runs on the same model written by hand in plain NumPyro, whitened, one chain of 500
 + 1000, as a user would have it. Seconds are CPU seconds of everything: guide,
 compilation, warm-up, draws. ESS is that of the worst hyperparameter on the log scale,
-and of the worst entry of `f`. `z` is the largest difference of means of the
+and of the worst entry of `f`; of weights that of the weights. Gradients are those of
+draws, warm-up and weights not counted. `z` is the largest difference of means of the
 hyperparameters from NUTS, in standard errors of both.
 """
 

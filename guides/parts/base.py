@@ -230,12 +230,7 @@ class SiteGuide(AutoGuide):
 
     def unravel_unconstrained(self, names, z) -> dict:
         """Values of these sites on the real line, from one vector."""
-        sites = self.structure.latents
-        template = {
-            name: jnp.zeros(sites[name].unconstrained_shape, sites[name].dtype)
-            for name in names
-        }
-        return ravel_pytree(template)[1](z)
+        return self.structure.unravel(names, z)
 
     def register(self, unconstrained: dict, *, with_density: bool = True) -> dict:
         """Register values drawn on the real line at their sites, as `Delta`s.

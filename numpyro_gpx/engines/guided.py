@@ -56,9 +56,9 @@ class Guided(Engine):
         noise_sets: As in `NUTS`: of models with noise between layers.
 
     Its fits have in `fit.info` the `method`, `k_hat` and `importance_ess`, and of HMC
-    `num_gradients`, `angle`, `acceptance_rate`, mean and sd of the coordinates
-    (`x_mean`, `x_sd`: largest of the means, smallest and largest of the sds),
-    `seconds_by_phase`.
+    `num_gradients` (of the draws), `angle`, `acceptance_rate`, mean and sd of the
+    coordinates (`x_mean`, `x_sd`: largest of the means, smallest and largest of the
+    sds), `seconds_by_phase`.
     """
 
     name: ClassVar[str] = "guided"

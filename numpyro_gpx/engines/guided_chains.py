@@ -75,16 +75,16 @@ class GuidedChains:
     def _between(self, state: RotationState, done: int) -> RotationState:
         """What changes after so many blocks."""
         seen, self.seen = self.seen, []
+        quarter = _WARM_UP + max(self.engine.num_samples // (4 * BLOCK), 1)
         if done in _REFERENCES:
             x = np.concatenate(seen).reshape(-1, self.whole.sizes[0])
             state = self._moved(
                 state, Reference.of_draws(x, self.num_theta, len(x) / 2)
             )
-        elif done > _WARM_UP:
-            self.seen = seen  # draws, all of which are looked at
+        elif _WARM_UP < done < quarter:
+            self.seen = seen  # draws, all of which are looked at then
         if done == _WARM_UP - 1:
             state = state._replace(angles=state.angles.again())
-        quarter = _WARM_UP + max(self.engine.num_samples // (4 * BLOCK), 1)
         if done == quarter and self.can_weaken and not self.mixing:
             if has_light_tails(np.concatenate(seen), self.num_theta):
                 self.mixing = True

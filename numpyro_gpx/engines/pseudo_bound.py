@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
@@ -45,12 +44,7 @@ class PseudoBound:
 
     def unravel(self, theta: Array) -> dict[str, Array]:
         """Hyperparameters by site, on the real line."""
-        sites = self.structure.latents
-        template = {
-            n: jnp.zeros(sites[n].unconstrained_shape, sites[n].dtype)
-            for n in self.names
-        }
-        return ravel_pytree(template)[1](theta)
+        return self.structure.unravel(self.names, theta)
 
     def gps(self, theta: Array, call: Call) -> dict[str, GPMark]:
         """The GPs at these hyperparameters."""

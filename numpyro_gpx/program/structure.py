@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from numpyro.distributions import Unit, biject_to
 from numpyro.distributions.transforms import IdentityTransform, IndependentTransform
 
@@ -143,6 +144,15 @@ class Structure(NamedTuple):
                 f"`site` must be one of the observed sites {list(names)}; got {site!r}."
             )
         return site
+
+    def unravel(self, names, vector) -> dict:
+        """Values of these sites on the real line, from one vector."""
+        sites = {name: self.latents[name] for name in names}
+        template = {
+            n: jnp.zeros(site.unconstrained_shape, site.dtype)
+            for n, site in sites.items()
+        }
+        return ravel_pytree(template)[1](vector)
 
     def without_rows(self) -> Structure:
         """The structure without the latent sites of the rows."""

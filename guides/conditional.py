@@ -10,10 +10,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpyro
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array
 
 from numpyro_gpx.guides.parts.factors import dense_factor
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
+from numpyro_gpx.guides.parts.transport import PlacingTransport
 from numpyro_gpx.joint_beliefs import Group
+from numpyro_gpx.numerics.cholesky import lower_cholesky
 from numpyro_gpx.processes.collapse import from_precision
 from numpyro_gpx.program.starts import init_to_prior_median
 from numpyro_gpx.sites.marks import GPMark, marked
@@ -72,6 +76,45 @@ class ConditionalGaussian(GaussianGuide):
         root = jnp.sqrt(strength)
         return {n: root * x if n in names else x for n, x in params.items()}
 
+    def transport(self, params, call, root=None):
+        if self.structure.row_sites:
+            return None
+        return PlacingTransport(self, params, call, root)
+
+    def push(self, name: str, gp: GPMark, params: dict, w: Array):
+        r"""A GP site from a standard normal vector, and the log determinant.
+
+        With :math:`P = CC^\top` and linear term `b` of :math:`q(v \mid \theta)`,
+        :math:`v = C^{-\top}(C^{-1} b + w)`: nothing is inverted.
+
+        Args:
+            name: The site.
+            gp: Its prior at the hyperparameters.
+            params: Parameters of the guide.
+            w: Of the site's shape.
+        """
+
+        def one(factor, m, loc, precision_tril, w):
+            C, centre = _root_and_centre(factor, m, loc, precision_tril)
+            v = solve_triangular(C, centre + w, lower=True, trans=1)
+            log_det = -jnp.sum(jnp.log(jnp.diagonal(C)))
+            if gp.whiten:
+                return v, log_det
+            return m + factor.multiply(v[:, None])[:, 0], log_det + factor.log_det()
+
+        value, log_det = self._each_output(gp, one, *self._pseudo_in(name, params), w)
+        return value, jnp.sum(log_det)
+
+    def pull(self, name: str, gp: GPMark, params: dict, value: Array) -> Array:
+        """The vector that `push` takes to a value."""
+
+        def one(factor, m, loc, precision_tril, value):
+            C, centre = _root_and_centre(factor, m, loc, precision_tril)
+            v = value if gp.whiten else factor.solve((value - m)[:, None])[:, 0]
+            return C.T @ v - centre
+
+        return self._each_output(gp, one, *self._pseudo_in(name, params), value)
+
     def _belief(self, name, gp: GPMark):
         site = self.structure.latents[name]
         size = site.shape[-1]
@@ -83,20 +126,40 @@ class ConditionalGaussian(GaussianGuide):
             jnp.broadcast_to(jnp.eye(size, dtype=site.dtype), (*site.shape, size)),
             constraint=dense_factor,
         )
-        m = gp.prior.inducing_mean(gp.num_outputs)  # (M,) or (P, M)
 
-        def one_output(factor, m, loc, precision_tril):
-            # C = precision_tril^T R, so that the precision is I + C^T C.
-            C = factor.multiply_t(precision_tril).T
-            precision = jnp.eye(size, dtype=C.dtype) + C.T @ C
-            linear = C.T @ (precision_tril.T @ (loc - m))
-            return from_precision(precision, linear)
+        def one(factor, m, loc, precision_tril):
+            return from_precision(*_natural(factor, m, loc, precision_tril))
 
-        if gp.num_outputs is None:
-            belief = one_output(gp.prior.factor, m, loc, precision_tril)
-        else:
-            own = 0 if gp.prior.has_own_kernels else None
-            belief = jax.vmap(one_output, in_axes=(own, 0, 0, 0))(
-                gp.prior.factor, m, loc, precision_tril
-            )
+        belief = self._each_output(gp, one, loc, precision_tril)
+        m = gp.prior.inducing_mean(gp.num_outputs)
         return belief if gp.whiten else belief.affine(m, gp.prior.lower())
+
+    def _pseudo_in(self, name: str, params: dict):
+        """Pseudo-target and root of its precision."""
+        return tuple(
+            params[f"{name}_{self.prefix}_{part}"] for part in ("loc", "precision_tril")
+        )
+
+    def _each_output(self, gp: GPMark, fn, *arrays):
+        """`fn(factor, inducing mean, ...)` of the one output, or of each."""
+        m = gp.prior.inducing_mean(gp.num_outputs)  # (M,) or (P, M)
+        if gp.num_outputs is None:
+            return fn(gp.prior.factor, m, *arrays)
+        own = 0 if gp.prior.has_own_kernels else None
+        axes = (own, *[0] * (1 + len(arrays)))
+        return jax.vmap(fn, in_axes=axes)(gp.prior.factor, m, *arrays)
+
+
+def _natural(factor, m, loc, precision_tril):
+    """Precision and linear term of `q(v | theta)`."""
+    # C = precision_tril^T R, so that the precision is I + C^T C.
+    C = factor.multiply_t(precision_tril).T
+    precision = jnp.eye(C.shape[-1], dtype=C.dtype) + C.T @ C
+    return precision, C.T @ (precision_tril.T @ (loc - m))
+
+
+def _root_and_centre(factor, m, loc, precision_tril):
+    """Lower root `C` of the precision, and `C^-1 b`."""
+    precision, linear = _natural(factor, m, loc, precision_tril)
+    C = lower_cholesky(precision)
+    return C, solve_triangular(C, linear, lower=True)

@@ -1,6 +1,7 @@
 """What every test runs under: float64, annotations enforced, ranks spelled out."""
 
 import os
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -49,10 +50,45 @@ LONG_FILES = (
 )
 
 
+# A run may be told when to end, in seconds since 1970, as that of continuous integration
+# is: on a machine ten times slower than usual it would be killed, and say nothing. What
+# is not reached by then is counted at the end of the run.
+UNTIL = float(os.environ.get("NUMPYRO_GPX_TESTS_UNTIL", "inf"))
+NOT_REACHED = "not reached in the time that this run was given"
+
+
 def pytest_collection_modifyitems(items):
-    """Long files first."""
+    """Long files first; where time may not suffice, last."""
     rank = {name: i for i, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    sign = 1 if UNTIL == float("inf") else -1
+    items.sort(key=lambda item: sign * rank.get(item.path.name, len(rank)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if time.time() > UNTIL:
+        pytest.skip(NOT_REACHED)
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    number = sum(NOT_REACHED in str(report.longrepr) for report in skipped)
+    if number:
+        terminalreporter.write_line(
+            f"{number} TESTS WERE NOT REACHED: this machine is too slow for the whole "
+            "suite in the time that it was given.",
+            red=True,
+        )
+
+
+@pytest.fixture(scope="session")
+def patience():
+    """How many times slower than usual this machine is, at least 1: for watchdogs."""
+    before = time.process_time()
+    sum(range(10**6))
+    for _ in range(10**6):
+        pass
+    return max(1.0, (time.process_time() - before) / 0.04)
 
 
 @pytest.fixture(autouse=True, scope="module")

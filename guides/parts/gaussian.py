@@ -165,8 +165,14 @@ class GaussianGuide(SiteGuide):
     def _held(self, theta, call, latents):
         """What is held of GP sites, and of others that ask for a belief."""
         yield from self.held(theta, call, latents)
-        for name in self.structure.integrated:
-            yield Held(Group.alone(name, self._plain_belief(name, call)))
+        yield from self.integrated_held(call)
+
+    def integrated_held(self, call) -> tuple[Held, ...]:
+        """What is held of sites that ask for a belief and are no GPs."""
+        return tuple(
+            Held(Group.alone(name, self._plain_belief(name, call)))
+            for name in self.structure.integrated
+        )
 
     def _plain_belief(self, name, call) -> Belief:
         """Independent Gaussians that start at the site's starting value."""

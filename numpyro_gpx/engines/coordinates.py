@@ -121,8 +121,7 @@ class Coordinates:
 
     def energy(self, x: Array) -> Array:
         """`U(x)`, up to a constant."""
-        z, log_det = self.transport.forward(x)
-        return -self.target.log_density(z) - log_det
+        return -self.transport.log_density(x, self.target)
 
     def values(self, x: Array) -> dict[str, Array]:
         """Values of all sites on their supports."""

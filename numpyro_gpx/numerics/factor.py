@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
+from numpyro_gpx.numerics.cholesky import lower_cholesky
 from numpyro_gpx.numerics.jitter import current_jitter
 
 __all__ = ["Dense", "Factor", "Triangular", "cholesky", "factorise", "positive"]
@@ -160,7 +161,7 @@ def cholesky(
             difference of covariances needs the scale of what was subtracted, since it
             has that one's rounding errors.
     """
-    return jnp.linalg.cholesky(_with_jitter(K, scale))
+    return lower_cholesky(_with_jitter(K, scale))
 
 
 def factorise(K: Float[Array, "M M"]) -> Dense:

@@ -48,29 +48,33 @@ class Target:
         self.params = params or {}
         self.noise = noise
 
-    def log_density(self, z: dict, *, key=None, batch: dict | None = None) -> Array:
+    def log_density(
+        self, z: dict, *, key=None, batch: dict | None = None, model=None
+    ) -> Array:
         """Log density at unconstrained values `z` of all latent sites.
 
         Args:
             z: Values by site. A site inside a subsampled plate holds all its rows.
             key: For noise sites that are not fixed.
             batch: Plate indices by name; `None` if nothing is subsampled.
+            model: The model with its GP sites placed; `z` then lacks these.
         """
-        prior, likelihood = self.terms(z, key=key, batch=batch)
+        prior, likelihood = self.terms(z, key=key, batch=batch, model=model)
         return prior + likelihood
 
-    def terms(self, z: dict, *, key=None, batch: dict | None = None):
+    def terms(self, z: dict, *, key=None, batch: dict | None = None, model=None):
         """Log prior (with Jacobians) and expected log likelihood, apart."""
-        missing = sorted(set(self.structure.latents) - set(z))
+        placed = self.structure.gps if model is not None else ()
+        missing = sorted(set(self.structure.latents) - set(z) - set(placed))
         if missing:
             raise ValueError(
                 f"`z` must have a value of every site; it lacks {missing}."
             )
         key = jr.key(0) if key is None else key
         if self.noise is None:
-            return self._terms(z, key, batch or {}, {})
+            return self._terms(z, key, batch or {}, {}, model)
         prior, likelihood = jax.vmap(
-            lambda noise: self._terms(z, key, batch or {}, noise)
+            lambda noise: self._terms(z, key, batch or {}, noise, model)
         )(self.noise)
         return jnp.mean(prior), jnp.mean(likelihood)
 
@@ -105,13 +109,13 @@ class Target:
         moved = unravel(moved)
         return {n: x if n in (values or {}) else moved[n] for n, x in z.items()}
 
-    def _terms(self, z, key, batch, noise):
+    def _terms(self, z, key, batch, noise, model):
         rows = {
             name: _batch_rows(self.structure, name, x, batch) for name, x in z.items()
         }
         values = self.structure.constrain(rows)
         data = {**self.params, **batch, **noise, **values}
-        trace = self.call.trace(data, key)
+        trace = self.call.trace(data, key, model=model)
         prior, likelihood = log_terms(trace)
         for name, x in rows.items():
             log_det = self.structure.latents[name].transform.log_abs_det_jacobian(

@@ -29,7 +29,7 @@ def fit(seed):
     )  # fmt: skip
 
 
-def test_four_fits_in_four_threads_are_those_of_one_thread():
+def test_four_fits_in_four_threads_are_those_of_one_thread(patience):
     found, failed = {}, []
 
     def run(seed):
@@ -44,7 +44,7 @@ def test_four_fits_in_four_threads_are_those_of_one_thread():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=120.0)
+            thread.join(timeout=120.0 * patience)
     assert not failed and sorted(found) == [0, 1, 2, 3]
     for seed in (0, 3):
         np.testing.assert_array_equal(found[seed], fit(seed).predict(X).mean)

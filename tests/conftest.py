@@ -50,9 +50,9 @@ LONG_FILES = (
 )
 
 
-# A run may be told when to end, in seconds since 1970, as that of continuous integration
-# is: on a machine ten times slower than usual it would be killed, and say nothing. What
-# is not reached by then is counted at the end of the run.
+# A run may be told when to end, in seconds since 1970, as that of continuous
+# integration is: on a machine ten times slower than usual it would be killed, and say
+# nothing. What is not reached by then is counted at the end of the run.
 UNTIL = float(os.environ.get("NUMPYRO_GPX_TESTS_UNTIL", "inf"))
 NOT_REACHED = "not reached in the time that this run was given"
 

@@ -6,29 +6,23 @@ import dataclasses
 import time
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from numpyro_gpx import checks
-from numpyro_gpx.engines.coordinates import Coordinates, GuideState
-from numpyro_gpx.engines.curvature import root_at_point
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
-from numpyro_gpx.engines.guided_chains import GuidedChains
+from numpyro_gpx.engines.guided_chains import GuidedChains, worth_of
 from numpyro_gpx.engines.guided_notes import TOO_HEAVY, hmc_notes, importance_notes
 from numpyro_gpx.engines.importance import Weighted, importance
 from numpyro_gpx.engines.sites import Sites
 from numpyro_gpx.engines.svi import SVI
+from numpyro_gpx.engines.through import Through, no_map
 from numpyro_gpx.engines.watch import Watch
 from numpyro_gpx.guides import ConditionalGaussian
-from numpyro_gpx.guides.parts.base import SiteGuide
-from numpyro_gpx.program.compile_cache import compiled
-from numpyro_gpx.program.layer_noise import noise_sets
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.facts import EXACT, Facts
 from numpyro_gpx.results.fit import Fit
-from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
+from numpyro_gpx.results.posteriors import ChainPosterior
 
 __all__ = ["Guided"]
 
@@ -58,7 +52,8 @@ class Guided(Engine):
     Its fits have in `fit.info` the `method`, `k_hat` and `importance_ess`, and of HMC
     `num_gradients` (of the draws), `angle`, `acceptance_rate`, mean and sd of the
     coordinates (`x_mean`, `x_sd`: largest of the means, smallest and largest of the
-    sds), `seconds_by_phase`.
+    sds), worst `r_hat`, `bulk_ess` and `tail_ess` of hyperparameters, and
+    `seconds_by_phase`.
     """
 
     name: ClassVar[str] = "guided"
@@ -88,43 +83,15 @@ class Guided(Engine):
         return Facts(self.name, self.approximation, settings)
 
     def objection(self, program):
-        rows = list(program.structure.row_sites)
-        if rows:
-            return (
-                f"The rows have latent sites of their own, {rows}, for which guides "
-                "have no map. Use `fit_nuts`."
-            )
-        if self.guide is None:
-            return None
-        posterior = self.guide.posterior
-        guide = posterior.guide if isinstance(posterior, GuidePosterior) else None
-        if not isinstance(guide, SiteGuide) or not guide.can_transport:
-            what = "a sampler" if guide is None else type(guide).__name__
-            return (
-                f"The fit `guide` is of {what}, which is no map from normal vectors. "
-                "Use a fit of `gpx.guides.ConditionalGaussian`, or leave it out."
-            )
-        if guide.model != program.model:
-            return (
-                "The fit `guide` is of another model. Fit the guide to this very model."
-            )
-        return None
+        return no_map(program, self.guide, "guide")
 
     def run(self, program, key, *, start, watch) -> Outcome:
         started = time.perf_counter()
         key_guide, key_noise, key_run = jr.split(key, 3)
         fit = self._trained(program, key_guide, start, watch)
-        posterior = fit.posterior
-        assert isinstance(posterior, GuidePosterior)  # else it has objected
-        guide = posterior.guide
-        noise = None
-        if program.structure.noise:
-            noise = noise_sets(key_noise, program.structure, self.noise_sets)
-        root = root_at_point(guide, fit, key_noise)
-        state = GuideState(program.call, fit.params, root, noise)
+        through = Through(program, fit, key_noise, self.noise_sets)
         seconds = {"guide": time.perf_counter() - started}
-        run_ = _Run(self, program, guide, state, watch, seconds)
-        return run_.outcome(key_run, fit)
+        return _Run(self, through, watch, seconds).outcome(key_run, fit)
 
     def _trained(self, program: Program, key, start: Start, watch: Watch) -> Fit:
         if self.guide is not None:
@@ -143,35 +110,34 @@ class Guided(Engine):
 class _Run:
     """One run: importance sampling, HMC if need be, and what is to be said of them."""
 
-    def __init__(self, engine, program, guide, state, watch, seconds):
-        self.engine, self.program, self.guide = engine, program, guide
-        self.state, self.watch, self.seconds = state, watch, seconds
-        transport = guide.transport(state.params, program.call, state.root)
-        self.sizes = transport.size, transport.num_theta
-
-    def make(self, state: GuideState, strength=None) -> Coordinates:
-        return Coordinates(self.guide, self.program.structure, state, strength)
+    def __init__(self, engine: Guided, through: Through, watch: Watch, seconds):
+        self.engine, self.through = engine, through
+        self.watch, self.seconds = watch, seconds
 
     def outcome(self, key, fit: Fit) -> Outcome:
         key_weights, key_choice, key_hmc = jr.split(key, 3)
         before = time.perf_counter()
+        # HMC needs no more of it than where to start.
+        number = 0 if self.engine.method == "hmc" else self.engine.num_proposals
+        hopeless = TOO_HEAVY + 0.3 if self.engine.method == "auto" else np.inf
         weighted = importance(
-            self.make, self.state, key_weights, self.sizes,
-            self.engine.num_proposals, self.watch,
-        )  # fmt: skip
+            self.through, key_weights, number, self.watch, hopeless=hopeless
+        )
         self.seconds["importance"] = time.perf_counter() - before
         info: dict[str, Any] = {
             "k_hat": weighted.k_hat,
             "importance_ess": weighted.ess,
             "guide_losses": fit.info.get("losses", np.zeros(0)),
         }
-        params = {name: fit.params[name] for name in self.program.structure.params}
+        if self.through.structure.noise:
+            info["noise"] = f"A, {self.engine.noise_sets} noise sets"
+        names = self.through.structure.params
         if self._believed(weighted):
             found = self._resampled(weighted, key_choice, info)
         else:
             found = self._sampled(weighted, key_hmc, info)
         info["seconds_by_phase"] = dict(self.seconds)
-        return found._replace(params=params)
+        return found._replace(params={name: fit.params[name] for name in names})
 
     def _believed(self, weighted: Weighted) -> bool:
         if self.engine.method != "auto":
@@ -186,7 +152,7 @@ class _Run:
         if self.watch.stopped:  # who is in a hurry wants no draw twice
             length = max(min(length, len(weighted.weights) // chains), 1)
         x = weighted.resampled(key, chains * length)
-        draws = self._values(x.reshape(chains, length, -1))
+        draws = self.through.values(x.reshape(chains, length, -1))
         info |= {"method": "importance"}
         shape = (chains, length)
         stats = {
@@ -197,32 +163,18 @@ class _Run:
         notes = importance_notes(weighted)
         return Outcome(posterior, {}, info, stats, notes)
 
-    def _values(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Values of all sites `(chains, draws, ...)` on their supports."""
-        flat = jnp.asarray(x.reshape(-1, x.shape[-1]))
-
-        def values(state, flat):
-            here = self.make(state)
-            return jax.lax.map(here.values, flat)  # without `vmap`: tests/test_hang.py
-
-        drawn = compiled(values, self.state, flat)(self.state, flat)
-        return {
-            name: np.asarray(v).reshape(*x.shape[:2], *v.shape[1:])
-            for name, v in drawn.items()
-        }
-
     # HMC ------------------------------------------------------------------------------
 
     def _sampled(self, weighted: Weighted, key, info) -> Outcome:
         before = time.perf_counter()
-        chains = GuidedChains(self, weighted, key)
-        record, angle, dropped = chains.run()
+        chains = GuidedChains(self.engine, self.through, self.watch, weighted, key)
+        record, angle = chains.run()
         self.seconds["hmc"] = time.perf_counter() - before
         if record is None:  # ended in its warm-up
             return self._resampled(weighted, key, info)
         x = np.moveaxis(record.pop("x"), 0, 1)
         stats = {name: np.moveaxis(v, 0, 1) for name, v in record.items()}
-        draws = self._values(x)
+        draws = self.through.values(x)
         sd = x.std(axis=(0, 1))
         info |= {
             "method": "hmc",
@@ -231,6 +183,7 @@ class _Run:
             "acceptance_rate": float(stats["acceptance_rate"].mean()),
             "x_mean": float(np.abs(x.mean(axis=(0, 1))).max()),
             "x_sd": (float(sd.min()), float(sd.max())),
+            **worth_of(x, self.through.num_theta)._asdict(),
         }
-        notes = hmc_notes(weighted, info, stats, chains.mixing, dropped)
+        notes = hmc_notes(weighted, info, stats, chains.mixing, chains.dropped)
         return Outcome(ChainPosterior(draws), {}, info, stats, notes)

@@ -12,6 +12,8 @@ __all__ = ["TOO_HEAVY", "hmc_notes", "importance_notes"]
 # k-hat from which importance sampling is not to be believed, and from which it is
 # worth a word (Vehtari et al. 2024).
 TOO_HEAVY, _HEAVY = 0.7, 0.5
+# Fewer effective draws in the tails say little of a 90 % interval.
+_FEW_IN_TAILS = 100
 
 
 def importance_notes(weighted: Weighted) -> tuple[Note, ...]:
@@ -59,6 +61,16 @@ def hmc_notes(weighted: Weighted, info, stats, mixing, dropped) -> tuple[Note, .
                 "transition in five went through a weakened one.",
                 "Look at R-hat and ESS: `fit.summary()`.",
                 {"k_hat": weighted.k_hat},
+            )
+        )  # fmt: skip
+    if info["tail_ess"] < _FEW_IN_TAILS:
+        notes.append(
+            Note(
+                "tail_ess", "doubt",
+                f"The tails of the hyperparameters are worth {info['tail_ess']:.0f} "
+                f"draws, fewer than {_FEW_IN_TAILS}: intervals are uncertain.",
+                "Raise `num_samples`, or train the guide longer.",
+                {"tail_ess": info["tail_ess"], "bulk_ess": info["bulk_ess"]},
             )
         )  # fmt: skip
     acceptance = info["acceptance_rate"]

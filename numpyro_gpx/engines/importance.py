@@ -13,7 +13,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,7 +20,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from numpyro_gpx.engines.coordinates import Coordinates, GuideState, Reference
+from numpyro_gpx.engines.coordinates import Reference
+from numpyro_gpx.engines.through import Through
 from numpyro_gpx.engines.watch import Watch
 from numpyro_gpx.program.compile_cache import compiled
 
@@ -71,39 +71,39 @@ class Weighted(NamedTuple):
 
 
 def importance(
-    make: Callable[[GuideState], Coordinates], state: GuideState, key,
-    sizes: tuple[int, int], num_draws: int, watch: Watch,
-) -> Weighted:  # fmt: skip
+    through: Through, key, num_draws: int, watch: Watch, *, hopeless: float = np.inf
+) -> Weighted:
     """Draws through a guide.
 
     Args:
-        make: The target in the guide's coordinates, from its arrays.
-        state: These arrays.
+        through: Model and guide.
         key: Random key.
-        sizes: Number of coordinates, and of hyperparameters.
-        num_draws: Draws of the last stage.
+        num_draws: Draws of the last stage; 0 leaves it out.
         watch: Runs the blocks.
+        hopeless: k-hat of the stage before it from which it is left out, too.
     """
-    size, num_theta = sizes
-    reference = Reference.standard(size, num_theta, np.sqrt(_WIDER))
-    program = _program(make, state, reference, size)
+    reference = Reference.standard(through.size, through.num_theta, np.sqrt(_WIDER))
+    program = _program(through, reference)
+    stages = (*_STAGES, num_draws) if num_draws else _STAGES
     found = None
-    for i, number in enumerate((*_STAGES, num_draws)):
+    for i, number in enumerate(stages):
         key_stage = jr.fold_in(key, i)
-        last = i == len(_STAGES)
+        last = i == len(stages) - 1
+        if found is not None:
+            if i == len(_STAGES) and found.k_hat > hopeless:
+                break
+            reference = _moved(found, through.num_theta)
 
         def block(_, first, number, reference=reference, key_stage=key_stage):
             whole = jnp.asarray(first), jnp.asarray(number)
-            return None, program(key_stage, *whole, reference, state)
+            return None, program(key_stage, *whole, reference, through.state)
 
         _, record = watch.loop(
-            f"importance {i + 1}/{len(_STAGES) + 1}", block, None, number, most=_BLOCK,
+            f"importance {i + 1}/{len(stages)}", block, None, number, most=_BLOCK,
             useless=0 if last else number,
         )  # fmt: skip
         log_weights, x = record.values
         found = Weighted(x, *smoothed(log_weights), reference)
-        if not last:
-            reference = _moved(found, num_theta)
     assert found is not None
     return found
 
@@ -127,11 +127,12 @@ def smoothed(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     return weights / weights.sum(), k_hat
 
 
-def _program(make, state, reference, size: int):
+def _program(through: Through, reference: Reference):
     """Some draws and their log weights, as one compiled program."""
+    size = through.size
 
     def draws(key, first, number, reference, state):
-        here = make(state)
+        here = through.make(state)
 
         def step(i, kept):
             y = jr.normal(jr.fold_in(key, first + i), (size,))
@@ -144,7 +145,7 @@ def _program(make, state, reference, size: int):
         return jax.lax.fori_loop(0, number, step, kept)
 
     whole = jnp.asarray(0)
-    return compiled(draws, jr.key(0), whole, whole, reference, state)
+    return compiled(draws, jr.key(0), whole, whole, reference, through.state)
 
 
 def _moved(found: Weighted, num_theta: int) -> Reference:

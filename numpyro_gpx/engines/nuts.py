@@ -23,11 +23,13 @@ from numpyro_gpx.engines.chains import (
 )
 from numpyro_gpx.engines.engine import Engine, Outcome
 from numpyro_gpx.engines.sampling import constrained, known_params
+from numpyro_gpx.engines.through import Through, no_map
 from numpyro_gpx.program.data_checks import no_slope
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.layer_noise import as_latent_noise, noise_sets
 from numpyro_gpx.results.chain_notes import hamiltonian_notes
-from numpyro_gpx.results.facts import EXACT
+from numpyro_gpx.results.facts import EXACT, Facts
+from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
 
 __all__ = ["HMC", "NUTS"]
@@ -158,6 +160,9 @@ class NUTS(_Hamiltonian):
             `None` samples the noise along with everything else (target B).
         params: Values of `numpyro.param`s: a variational fit or a dict; those that it
             does not have are taken from `init`.
+        through: A fit of a Gaussian guide or of a `Flow`, by this very model: chains
+            move in its coordinates, where the posterior is nearly standard normal, and
+            start at draws of it. `Guided` is cheaper; this finds its own length.
 
     Its fits have in `fit.info` the `step_size` of each chain, the number of
     `divergences`, `acceptance_rate`, `num_gradients`, `num_warmup` and
@@ -167,15 +172,65 @@ class NUTS(_Hamiltonian):
     name: ClassVar[str] = "nuts"
 
     max_tree_depth: Any = 10
+    through: Fit | None = None
 
     def __check_init__(self):
+        if self.through is not None:
+            checks.instance("through", self.through, Fit, "such as `gpx.fit_svi(...)`")
         given = self.max_tree_depth
         for depth in given if isinstance(given, tuple | list) else (given,):
             checks.at_least("max_tree_depth", depth, 1)
 
     @property
+    def facts(self):
+        settings = dict(super().facts.settings)
+        if self.through is not None:
+            settings["through"] = self.through.facts.name
+        return Facts(self.name, self.approximation, settings)
+
+    @property
     def _depth(self):  # type: ignore[override]
         return self.max_tree_depth
+
+    def objection(self, program):
+        found = super().objection(program)
+        if found is not None or self.through is None:
+            return found
+        settled = [n for n in ("params", "init_strategy") if getattr(self, n)]
+        if settled:
+            return f"The fit `through` says already what `{settled[0]}` is to say."
+        if program.structure.noise and self.noise_sets is None:
+            return "Guides have no map for noise: leave `noise_sets` or `through` out."
+        return no_map(program, self.through, "through")
+
+    def run(self, program, key, *, start, watch) -> Outcome:
+        if self.through is None:
+            return super().run(program, key, start=start, watch=watch)
+        if start.values or start.fit:
+            raise ValueError(
+                "`init` and `through` both say where chains start; leave one out."
+            )
+        key_noise, key_start, key_run = jr.split(key, 3)
+        there = Through(program, self.through, key_noise, self.noise_sets or 1)
+        length = Length.of(self)
+
+        def make(state):
+            here = there.make(state)
+            return self._kernel(jax.jit(lambda z: here.energy(z["x"])))
+
+        x = jr.normal(key_start, (length.num_chains, there.size))
+        label = f"nuts through a guide, {length.num_chains} chains"
+        chains = sample_chains(
+            make, there.state, key_run, [{"x": one} for one in x], length, watch,
+            label, self._most_leaps,
+        )  # fmt: skip
+        info = _info(chains, length)
+        if program.structure.noise:
+            info["noise"] = f"A, {self.noise_sets} noise sets"
+        posterior = ChainPosterior(there.values(chains.z["x"]))
+        params = {n: self.through.params[n] for n in program.structure.params}
+        notes = hamiltonian_notes(chains.every, self._depth)
+        return Outcome(posterior, params, info, chains.stats, notes)
 
     def _kernel(self, potential):
         return numpyro.infer.NUTS(

@@ -71,9 +71,8 @@ def _tangent(L, dK, halvings: int):
 
 def _lower_half(G):
     """The lower triangle with halved diagonal."""
-    lower = jnp.tril(G)
-    eye = jnp.eye(G.shape[-1], dtype=G.dtype)
-    return lower * (1.0 - 0.5 * eye)
+    halved = 1.0 - 0.5 * jnp.eye(G.shape[-1], dtype=G.dtype)
+    return jnp.tril(G) * jnp.broadcast_to(halved, G.shape)
 
 
 def _transposed(x):

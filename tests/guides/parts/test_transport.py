@@ -44,6 +44,16 @@ def no_gps(X, y=None):
         numpyro.sample("y", dist.Normal(a * X[:, 0], 0.3), obs=y)
 
 
+def follows(X, y=None):
+    """The lengthscale of one GP follows another's values."""
+    f = gpx.gp("f", gpx.kernels.RBF(1.1, 0.7), inducing=gpx.inducing.Points(Z))
+    there = f(X)
+    kernel = gpx.kernels.RBF(0.8, jnp.exp(0.3 * there.mean[0]))
+    g = gpx.gp("g", kernel, inducing=gpx.inducing.Points(Z))
+    with numpyro.plate("data", len(X)):
+        gpx.observe("y", there + g(X), gpx.likelihoods.Gaussian(0.3), obs=y)
+
+
 CASES = {
     "whitened": (make(), lambda m: G.WhitenedGaussian(m, theta="full")),
     "mean field": (
@@ -54,6 +64,7 @@ CASES = {
     "outputs": (make(num_outputs=2), G.ConditionalGaussian),
     "own kernels": (make(num_outputs=2, own=True), G.ConditionalGaussian),
     "unwhitened": (make(whiten=False), G.ConditionalGaussian),
+    "follows": (follows, G.ConditionalGaussian),
     "optimal": (make(), lambda m: G.OptimalGaussian(m, theta="full")),
     "shared": (make(num_outputs=2), lambda m: G.OptimalGaussian(m, theta="full")),
     "flow": (make(), lambda m: G.Flow(m, num_blocks=1, hidden=4)),

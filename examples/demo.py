@@ -1,4 +1,5 @@
-"""One model, three engines: sparse GP classification by SVI, NUTS and SGHMC.
+"""One model, four posteriors: sparse GP classification by SVI, through its guide,
+by NUTS and by SGHMC.
 
     python examples/demo.py --out out
 
@@ -19,13 +20,14 @@ class Sizes(NamedTuple):
     num_data: int = 120
     num_inducing: int = 12
     num_test: int = 200
-    svi_steps: int = 2000
+    svi_steps: int = 500
+    guided_draws: int = 1000
     nuts_draws: int = 400
     sghmc_draws: int = 1000
     sghmc_steps: int = 40  # gradients a draw
 
 
-QUICK = Sizes(20, 4, 10, 10, 8, 8, 2)
+QUICK = Sizes(20, 4, 10, 10, 8, 8, 8, 2)
 
 
 def main(args=None) -> None:
@@ -38,7 +40,7 @@ def main(args=None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="output folder")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for tests")
     options = parser.parse_args(args)
-    say("Sparse GP classification with one model and three engines")
+    say("Sparse GP classification with one model and four posteriors")
     say("Loading JAX and NumPyro ...")
     run(options.out, QUICK if options.quick else Sizes(), progress=not options.quick)
 
@@ -52,12 +54,14 @@ def run(out: Path, sizes: Sizes, *, progress: bool) -> None:
 
     import jax.numpy as jnp
     import jax.random as jr
+    import numpy as np
     import numpyro
     import numpyro.distributions as dist
 
     import numpyro_gpx as gpx
 
-    key_data, key_test, key_svi, key_nuts, key_sghmc = jr.split(jr.key(0), 5)
+    key_data, key_test, *keys = jr.split(jr.key(0), 6)
+    key_svi, key_nuts, key_sghmc, key_guided = keys
     X, y = make_data(key_data, sizes.num_data)
     X_test, y_test = make_data(key_test, sizes.num_test)
     Z = jnp.linspace(-3.0, 3.0, sizes.num_inducing)[:, None]
@@ -79,7 +83,14 @@ def run(out: Path, sizes: Sizes, *, progress: bool) -> None:
     )
     say(f"  {svi.seconds:.1f} s")
 
-    say("NUTS: the best q, without a family ...")
+    say("Guided: the best q, without a family, by weighing draws of the guide ...")
+    guided = gpx.fit_guided(
+        model, X, y, guide=svi, key=key_guided, num_samples=sizes.guided_draws,
+        progress=progress,
+    )  # fmt: skip
+    say(f"  {guided.seconds:.1f} s, k-hat {guided.info.get('k_hat', np.nan):.2f}")
+
+    say("NUTS: the same, without a guide ...")
     nuts = gpx.fit_nuts(
         model, X, y, key=key_nuts, num_warmup=sizes.nuts_draws,
         num_samples=sizes.nuts_draws, num_chains=2, progress=progress,
@@ -96,8 +107,8 @@ def run(out: Path, sizes: Sizes, *, progress: bool) -> None:
     say(f"  {sghmc.seconds:.1f} s")
 
     say("Comparing on test data ...")
-    fits = {"svi": svi, "nuts": nuts, "sghmc": sghmc}
-    comparison = gpx.compare(fits, X_test, y_test)
+    fits = {"svi": svi, "guided": guided, "nuts": nuts, "sghmc": sghmc}
+    comparison = gpx.compare(fits, X_test, y_test, reference="nuts")
     say(f"\n{comparison}\n")
 
     out.mkdir(parents=True, exist_ok=True)

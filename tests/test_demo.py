@@ -52,8 +52,9 @@ def check_output(demo, out, text):
 
     written = {path.name for path in out.iterdir()}
     figures = {"comparison.png", "predictions.png"}
-    assert written == figures | {"svi.nc", "nuts.nc", "sghmc.nc"}
-    for name in ("svi", "nuts", "sghmc"):
+    names = ("svi", "guided", "nuts", "sghmc")
+    assert written == figures | {f"{name}.nc" for name in names}
+    for name in names:
         fit = az.from_netcdf(out / f"{name}.nc")
         assert {"variance", "lengthscale", "f"} == set(fit.posterior.data_vars)
         assert fit.log_predictive_density["y"].shape[-1] == demo.QUICK.num_data
@@ -63,6 +64,7 @@ def check_output(demo, out, text):
 def test_the_demo_leaves_figures_and_fits(demo, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpx, "fit_svi", made_up_fit("svi", guide=True))
     monkeypatch.setattr(gpx, "fit_nuts", made_up_fit("nuts", guide=False))
+    monkeypatch.setattr(gpx, "fit_guided", made_up_fit("guided", guide=False))
     monkeypatch.setattr(gpx, "fit_sghmc", made_up_fit("sghmc", guide=False))
     demo.main(["--quick", "--out", str(tmp_path / "out")])
     check_output(demo, tmp_path / "out", capsys.readouterr().out)

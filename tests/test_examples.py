@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
     "name",
     [
         "counts",
+        "exact_posterior",
         "deep_gp",
         pytest.param("two_modes", marks=pytest.mark.slow),
         pytest.param("freyface", marks=pytest.mark.slow),

@@ -163,6 +163,9 @@ class UnscentedLatent(GaussianGuide):
         self.learn(structure.without_rows(), call)
         self.inner.learn(structure.without_rows(), call)
 
+    def natural_pairs(self):
+        return self.inner.natural_pairs()
+
     def beliefs(self, theta, call):
         return self.inner.beliefs(theta, call)
 

@@ -26,7 +26,6 @@ from numpyro_gpx.sites.marks import GPMark, marked
 
 __all__ = [
     "INNER_SCALE",
-    "LEARNING_RATE",
     "SiteGuide",
     "check_draws_all_rows",
     "set_up",
@@ -36,10 +35,6 @@ __all__ = [
 # so that the layers above see what the first one passes on (tutorial 4.4; Salimbeni &
 # Deisenroth 2017, section 4).
 INNER_SCALE = 1e-3
-
-# Where the learning rate of `fit_svi` starts, of guides that name no other; the fewest
-# steps on sparse regression, classification and a deep GP.
-LEARNING_RATE = 0.1
 
 # Draws behind the quantiles of guides that have no closed form for them.
 _QUANTILE_DRAWS = 1000
@@ -62,8 +57,9 @@ class SiteGuide(AutoGuide):
     can_transport = False
     # Whether its beliefs can be weakened towards the prior.
     can_weaken = False
-    # Where the learning rate of the default optimiser starts.
-    learning_rate = LEARNING_RATE
+    # Where the learning rate of the default optimiser starts: 0.1 takes the fewest
+    # steps on sparse regression, classification and a deep GP.
+    learning_rate = 0.1
     # What it makes of the hyperparameters, where it has a choice.
     theta: str | None = None
 

@@ -18,7 +18,6 @@ import optax
 from jaxtyping import Array
 
 from numpyro_gpx.engines.retry import NotFinite
-from numpyro_gpx.guides.parts.base import LEARNING_RATE
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
@@ -28,6 +27,8 @@ __all__ = ["LOWER_RATE", "Schedule", "adam_at", "restarted", "schedule_of"]
 
 # A second attempt after NaN peaks at this rate at most.
 LOWER_RATE = 0.03
+# Where the curve begins for guides that do not say so, such as NumPyro's.
+_OTHERS = 0.01
 # Where the curve ends, as a share of its peak.
 _END = 0.01
 
@@ -78,7 +79,7 @@ def schedule_of(guide, program: Program, init: Fit | None, num_steps: int) -> Sc
     if init is not None and _was_left(init, guide, program):
         peak, begun = init.info["learning_rate"], init.info["schedule_place"]
         return Schedule(float(peak), float(begun), num_steps)
-    return Schedule(getattr(guide, "learning_rate", LEARNING_RATE), 0.0, num_steps)
+    return Schedule(getattr(guide, "learning_rate", _OTHERS), 0.0, num_steps)
 
 
 def _was_left(init: Fit, guide, program: Program) -> bool:

@@ -49,7 +49,8 @@ class SVI(Engine):
             must pass it to its plate. `None` uses all rows.
         optimizer: An optax optimiser, or `gpx.optimizers.natural()`. If left out Adam
             with a schedule: its learning rate falls along a cosine over `num_steps`,
-            from the guide's `learning_rate` (0.1 for most) to a hundredth of it. If the
+            from the guide's `learning_rate` (0.1 for Gaussian beliefs about GPs; 0.01
+            where a guide says nothing, as NumPyro's) to a hundredth of it. If the
             loss becomes NaN under way, the fit starts again from 0.03, and says so. A
             fit that goes on from one that was interrupted (`init=`, same model and
             data, same guide) goes on from the rate that one had reached, and is at

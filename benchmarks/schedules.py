@@ -28,7 +28,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.infer import autoguide
-from results import FOLDER, machine, markdown_table, write
+from results import FOLDER, markdown_table, write
 
 import numpyro_gpx as gpx
 
@@ -159,12 +159,8 @@ def main():
                 rows[label] = run_row(case, rate, seed, steps)
                 print(label, rows[label], flush=True)
                 if not options.quick:
-                    record = {"machine": machine(), "rows": rows}
-                    path.write_text(json.dumps(record, indent=1) + "\n")
-    if options.quick:
-        print(text_of(rows))
-    else:
-        write(NAME, {"rows": rows}, text_of(rows))
+                    write(NAME, {"rows": rows}, text_of(rows))
+    print(text_of(rows))
 
 
 if __name__ == "__main__":

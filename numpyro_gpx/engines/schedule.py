@@ -27,8 +27,9 @@ __all__ = ["LOWER_RATE", "Schedule", "adam_at", "restarted", "schedule_of"]
 
 # A second attempt after NaN peaks at this rate at most.
 LOWER_RATE = 0.03
-# Where the curve begins for guides that do not say so, such as NumPyro's.
-_OTHERS = 0.01
+# Where the curve begins for guides that do not say so, such as NumPyro's
+# (`benchmarks/schedules.py`).
+_OTHERS = 0.03
 # Where the curve ends, as a share of its peak.
 _END = 0.01
 

@@ -49,12 +49,12 @@ class SVI(Engine):
             must pass it to its plate. `None` uses all rows.
         optimizer: An optax optimiser, or `gpx.optimizers.natural()`. If left out Adam
             with a schedule: its learning rate falls along a cosine over `num_steps`,
-            from the guide's `learning_rate` (0.1 for Gaussian beliefs about GPs; 0.01
+            from the guide's `learning_rate` (0.1 for Gaussian beliefs about GPs; 0.03
             where a guide says nothing, as NumPyro's) to a hundredth of it. If the
-            loss becomes NaN under way, the fit starts again from 0.03, and says so. A
-            fit that goes on from one that was interrupted (`init=`, same model and
-            data, same guide) goes on from the rate that one had reached, and is at
-            the end of the curve after its own `num_steps`.
+            loss becomes NaN under way, one that began higher starts again from 0.03,
+            and says so. A fit that goes on from one that was interrupted (`init=`,
+            same model and data, same guide) goes on from the rate that one had
+            reached, and is at the end of the curve after its own `num_steps`.
         loss: The bound: `gpx.infer.ELBO()` if left out, or
             `gpx.infer.ImportanceWeighted(10)` for latent inputs.
         temperature: The log joint density is divided by this at the start; it falls

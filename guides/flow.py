@@ -98,6 +98,9 @@ class Flow(SiteGuide):
         Thesis 5.4-5.5, eq. 5.6-5.11.
     """
 
+    # Rates above lose modes, see above.
+    learning_rate = 0.01
+
     def __init__(
         self, model, *, theta="joint", mixing="full", num_blocks=4, num_bins=8,
         hidden=32, base_hidden=16, bound=5.0, init_scale=None,

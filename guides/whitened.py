@@ -54,6 +54,13 @@ class WhitenedGaussian(GaussianGuide):
     def beliefs(self, theta, call):
         return tuple(Group.alone(n, self._belief(n)) for n in self.structure.gps)
 
+    def natural_pairs(self):
+        part = "scale_tril" if self.covariance == "full" else "scale"
+        return tuple(
+            (f"{name}_{self.prefix}_loc", f"{name}_{self.prefix}_{part}")
+            for name in self.structure.gps
+        )
+
     def _belief(self, name):
         site = self.structure.latents[name]
         start = INNER_SCALE if site.inner else 1.0

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = """
     checks notes checked_fields numerics beliefs joint_beliefs uncertain inputs cubature
     starting kernels means links likelihoods inducing processes sites program cache
-    models guides results engines infer
+    models guides results engines infer optimizers
     projection row_model simulation timeseries scaling plots comparison latent_space
     contracts testing
 """.split()

@@ -19,7 +19,7 @@ FACE = """
     Fit FitWarning load compare loo
     jitter standardise
     kernels means likelihoods links inducing inputs models guides infer engines
-    cubature plots
+    optimizers cubature plots
     latent_space timeseries cache testing
 """
 
@@ -73,6 +73,9 @@ NAMESPACES = {
     """,
     "models": """
         deep_gp exact_gp gplvm latent_gp priors svgp
+    """,
+    "optimizers": """
+        natural
     """,
     "plots": """
         comparison latent_space link manifold posteriors predictions reconstructions
@@ -157,6 +160,7 @@ SIGNATURES = {
         "learning_rate=0.05, **kwargs)"
     ),
     "latent_space.row_model": "(fit, *args, num_components=16, **kwargs)",
+    "optimizers.natural": "(rate=0.1, rest=None, *, guide=None)",
     "timeseries.lagged": "(y, num_lags, exogenous=None)",
     "timeseries.simulate": (
         "(fit, history, num_steps, *, rule=None, exogenous=None, joint=True, "
@@ -235,7 +239,7 @@ SIGNATURES = {
 RESERVED = {
     "": """
         fit_cavi marginal observe_blocks integrable
-        sparse optimizers diagnostics diagnose calibrate
+        sparse diagnostics diagnose calibrate
     """,
     "inputs": "at linear layer",
     "inducing": "Fourier Basis Laplacian Patches",
@@ -307,7 +311,7 @@ def test_no_module_has_the_name_of_a_public_function():
 
 def test_namespaces_of_imports_hold_nothing_else():
     folder = Path(gpx.__file__).parent
-    for name in ("cache", "inputs", "latent_space", "timeseries"):
+    for name in ("cache", "inputs", "latent_space", "optimizers", "timeseries"):
         code = (folder / f"{name}.py").read_text().splitlines()
         allowed = ('"""', "from numpyro_gpx", "__all__ = ")
         assert all(line == "" or line.startswith(allowed) for line in code), name

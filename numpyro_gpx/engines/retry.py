@@ -29,7 +29,15 @@ T = TypeVar("T")
 
 
 class NotFinite(Exception):
-    """An engine met NaN or infinity; the message says where."""
+    """An engine met NaN or infinity; the message says where.
+
+    Attributes:
+        step: Steps that were finite before it; `None` where there are no steps.
+    """
+
+    def __init__(self, message: str = "", step: int | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 @contextlib.contextmanager

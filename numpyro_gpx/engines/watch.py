@@ -286,5 +286,6 @@ def _check_finite(latest, names, first: int, again: _Again) -> None:
         step = first + int(row)
         raise NotFinite(
             f"The {names[column]} became {rows[row, column]} at step {step}"
-            f"{again.reason(step)}."
+            f"{again.reason(step)}.",
+            step,
         )

@@ -3,6 +3,12 @@ r"""Whether a training had come to rest when it ended, and where.
 The mean loss of the last tenth is laid beside that of the tenth before, and beside that
 of the lowest tenth. Whether a difference is noise, means of ten batches say: these see
 the correlation between neighbouring steps.
+
+Where a schedule has lowered the learning rate, a loss may lie still because hardly
+anything moves any more. A fall is then taken for what it would have been at a tenth of
+the highest rate: a training at that rate throughout is judged alike. A fall that comes
+from the rate itself, since noise of the steps costs less, is no less of one: longer
+schedules end lower.
 """
 
 from __future__ import annotations
@@ -25,12 +31,19 @@ _MOST_CLEARLY = 6.0
 _MATTERS = 0.05
 # Fewer steps say nothing.
 _FEWEST = 20
+# The rate at which falls are judged, as a share of the highest: 0.01 of 0.1.
+_USUAL_RATE = 0.1
 
 _ADVICE = "Raise `num_steps`, pass `tolerance=`, or go on from here: `init=fit`."
 
 
-def loss_notes(losses) -> list[Note]:
-    """What is to be doubted of a training, by its losses `(steps,)`."""
+def loss_notes(losses, rates=None) -> list[Note]:
+    """What is to be doubted of a training.
+
+    Args:
+        losses: One a step, `(steps,)`.
+        rates: Learning rates of the steps, `(steps,)`, if a schedule lowered them.
+    """
     losses = np.asarray(losses, float)
     if not np.all(np.isfinite(losses)):
         return [_not_finite(losses)]
@@ -43,7 +56,7 @@ def loss_notes(losses) -> list[Note]:
                 _ADVICE, {"num_steps": len(losses)},
             )
         ]  # fmt: skip
-    return _falling(losses) or _above(losses)
+    return _falling(losses, _slowing(losses, rates)) or _above(losses)
 
 
 def _not_finite(losses: np.ndarray) -> Note:
@@ -57,12 +70,23 @@ def _not_finite(losses: np.ndarray) -> Note:
     )  # fmt: skip
 
 
-def _falling(losses: np.ndarray) -> list[Note]:
+def _slowing(losses, rates) -> float:
+    """How many times as fast the end of a training would go at the usual rate."""
+    if rates is None:
+        return 1.0
+    rates = np.asarray(rates, float)
+    window = max(len(losses) // 10, _FEWEST // 2)
+    # The fall is between the middles of the last two tenths.
+    end = rates[-window - window // 2 : len(rates) - window // 2].mean()
+    return max(_USUAL_RATE * float(rates.max() / end), 1.0)
+
+
+def _falling(losses: np.ndarray, slowing: float) -> list[Note]:
     """A note if the losses were still falling at their end."""
     window = max(len(losses) // 10, _FEWEST // 2)
     fall = float(losses[-2 * window : -window].mean() - losses[-window:].mean())
     slope, error = _line(losses[-2 * window :])
-    if not (fall > _MATTERS and -slope > _CLEARLY * error):
+    if not (slowing * fall > _MATTERS and -slope > _CLEARLY * error):
         return []
     error *= _BATCHES / 2  # of the fall from one tenth to the next
     return [
@@ -70,11 +94,17 @@ def _falling(losses: np.ndarray) -> list[Note]:
             "not_converged", "doubt",
             f"The loss still falls by {100.0 * fall / window:.2g} per 100 steps: in "
             f"the last {window} of {len(losses)} it fell by {fall:.2g} nats (standard "
-            f"error {error:.1g}).",
+            f"error {error:.1g}){_at_this_rate(slowing)}.",
             _ADVICE,
             {"fall": fall, "standard_error": error, "steps": window},
         )
     ]  # fmt: skip
+
+
+def _at_this_rate(slowing: float) -> str:
+    if slowing == 1.0:
+        return ""
+    return f"; a learning rate {slowing:.2g} times as high would show more"
 
 
 def _above(losses: np.ndarray) -> list[Note]:

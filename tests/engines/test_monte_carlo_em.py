@@ -4,6 +4,7 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.distributions import constraints
@@ -99,7 +100,10 @@ def test_fits_with_em_predict_and_keep_their_record():
 def test_the_point_starts_at_another_fit():
     X, y = data()
     guide = gpx.guides.WhitenedGaussian(model)
-    first = gpx.fit_svi(model, guide, X, y, key=jr.key(0), num_steps=50, progress=False)
+    first = gpx.fit_svi(
+        model, guide, X, y, key=jr.key(0), num_steps=50, optimizer=optax.adam(0.01),
+        progress=False,
+    )  # fmt: skip
     # Too slow to move.
     em = gpx.infer.MonteCarloEM(num_rounds=2, window=1, learning_rate=1e-9)
     fit = gpx.fit_sghmc(

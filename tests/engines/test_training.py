@@ -5,6 +5,7 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.infer import autoguide
@@ -37,7 +38,7 @@ def test_another_number_of_steps_is_the_same_program():
 
 def test_numpyros_guides_start_from_values():
     start = jnp.asarray([0.4, -1.7])
-    fit = fitted(autoguide.AutoDelta, init={"slope": start})
+    fit = fitted(autoguide.AutoDelta, init={"slope": start}, optimizer=optax.adam(0.01))
     # Adam's first two steps are of 0.01 each.
     assert_allclose(fit.params["slope_auto_loc"], start, atol=0.021)
 

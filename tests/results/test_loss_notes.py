@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.signal
 
 from numpyro_gpx.results.loss_notes import loss_notes
 
@@ -76,3 +77,39 @@ def test_a_few_steps_say_nothing():
     (note,) = loss_notes(np.ones(19))
     assert "too few" in note.message
     assert loss_notes(np.ones(20)) == []
+
+
+def cosine(peak, steps):
+    return peak * (0.505 + 0.495 * np.cos(np.pi * np.arange(steps) / steps))
+
+
+def descent(rates, time, height=1e3):
+    """A loss that falls in units of the rate's sum: gradient flow."""
+    return 300.0 + height * np.exp(-np.cumsum(rates) / time)
+
+
+@pytest.mark.parametrize("steps", [100, 400, 2000])
+def test_a_rate_that_has_fallen_does_not_hide_that_the_loss_still_falls(steps):
+    """What falls by a tenth of a nat in the last tenth at 0.01 is told at any rate."""
+    rates = cosine(0.1, steps)
+    window = steps // 10
+    time = 2.0 * rates.sum()
+    # The height at which a tenth of the steps at 0.01 would gain 0.1 nats at the end.
+    height = 0.1 / (np.exp(-0.5) * -np.expm1(-0.01 * window / time))
+    losses = descent(rates, time, height)
+    assert loss_notes(losses) == []  # the fall itself is below what matters
+    (note,) = loss_notes(losses, rates)
+    assert note.kind == "not_converged" and "times as high" in note.message
+    assert loss_notes(300.0 + 0.25 * (losses - 300.0), rates) == []
+    assert loss_notes(losses, np.full(steps, 0.1)) == []  # nothing has slowed down
+
+
+def test_a_loss_at_rest_under_a_schedule_is_not_doubted():
+    """At most 3 of 500, as without: noise of one nat, correlated like the steps."""
+    rates = cosine(0.1, 2000)
+    rng = np.random.default_rng(4)
+    level = descent(rates, 5.0)
+    shocks = np.sqrt(0.75) * rng.normal(size=(500, 2000))
+    noisy = level + scipy.signal.lfilter([1.0], [1.0, -0.5], shocks)
+    found = [loss_notes(losses, rates) for losses in noisy]
+    assert sum(map(bool, found)) <= 3

@@ -21,6 +21,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 from numpyro import handlers
 
+from numpyro_gpx.beliefs import Belief
 from numpyro_gpx.program.call import Call
 
 if TYPE_CHECKING:
@@ -107,6 +108,13 @@ class GaussianTransport(Transport):
         groups = self._groups({name: z[name] for name in self.names})
         pieces += [group.pull(z) for group in groups]
         return jnp.concatenate(pieces)
+
+    def beliefs(self, z: dict[str, Array]) -> dict[str, Belief]:
+        """What the guide believes of all other sites, given hyperparameters `z`."""
+        found: dict[str, Belief] = {}
+        for group in self._groups({name: z[name] for name in self.names}):
+            found |= group.beliefs
+        return found
 
     def _groups(self, z: dict):
         theta = self.guide.structure.constrain(z)

@@ -11,8 +11,10 @@ a Gaussian in these coordinates, of what the first draws have shown: `x` is writ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -20,10 +22,14 @@ from jaxtyping import Array
 from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.guides.parts.transport import Transport
 from numpyro_gpx.program.call import Call
+from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.density import Target
+from numpyro_gpx.program.program import Program
 from numpyro_gpx.program.structure import Structure
+from numpyro_gpx.results.fit import Fit
+from numpyro_gpx.results.posteriors import GuidePosterior
 
-__all__ = ["Coordinates", "GuideState", "Reference"]
+__all__ = ["Coordinates", "GuideState", "Reference", "guide_objection", "placed"]
 
 
 class GuideState(NamedTuple):
@@ -127,3 +133,46 @@ class Coordinates:
     def values(self, x: Array) -> dict[str, Array]:
         """Values of all sites on their supports."""
         return self.target.constrain(self.transport.forward(x).z)
+
+
+def placed(
+    make: Callable[[GuideState], Coordinates], state: GuideState, x: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Values of all sites `(chains, draws, ...)` at vectors `(chains, draws, K)`.
+
+    Args:
+        make: The target in the guide's coordinates, from its arrays.
+        state: These arrays.
+        x: The vectors.
+    """
+    flat = jnp.asarray(x.reshape(-1, x.shape[-1]))
+
+    def values(state, flat):
+        here = make(state)
+        return jax.lax.map(here.values, flat)  # without `vmap`: tests/test_hang.py
+
+    drawn = compiled(values, state, flat)(state, flat)
+    return {
+        name: np.asarray(v).reshape(*x.shape[:2], *v.shape[1:])
+        for name, v in drawn.items()
+    }
+
+
+def guide_objection(fit: Fit, program: Program) -> str | None:
+    """Why a fit is no map to this model's sites, in words; `None` if it is one.
+
+    Args:
+        fit: The fit of a guide.
+        program: The model; its rows have no latent sites of their own.
+    """
+    posterior = fit.posterior
+    guide = posterior.guide if isinstance(posterior, GuidePosterior) else None
+    if not isinstance(guide, SiteGuide) or not guide.can_transport:
+        what = "a sampler" if guide is None else type(guide).__name__
+        return (
+            f"The fit `guide` is of {what}, which is no map from normal vectors. "
+            "Use a fit of `gpx.guides.ConditionalGaussian`, or leave it out."
+        )
+    if guide.model != program.model:
+        return "The fit `guide` is of another model. Fit the guide to this very model."
+    return None

@@ -6,13 +6,16 @@ import dataclasses
 import time
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from numpyro_gpx import checks
-from numpyro_gpx.engines.coordinates import Coordinates, GuideState
+from numpyro_gpx.engines.coordinates import (
+    Coordinates,
+    GuideState,
+    guide_objection,
+    placed,
+)
 from numpyro_gpx.engines.curvature import root_at_point
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
 from numpyro_gpx.engines.guided_chains import GuidedChains
@@ -23,7 +26,6 @@ from numpyro_gpx.engines.svi import SVI
 from numpyro_gpx.engines.watch import Watch
 from numpyro_gpx.guides import ConditionalGaussian
 from numpyro_gpx.guides.parts.base import SiteGuide
-from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.layer_noise import noise_sets
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.facts import EXACT, Facts
@@ -96,19 +98,7 @@ class Guided(Engine):
             )
         if self.guide is None:
             return None
-        posterior = self.guide.posterior
-        guide = posterior.guide if isinstance(posterior, GuidePosterior) else None
-        if not isinstance(guide, SiteGuide) or not guide.can_transport:
-            what = "a sampler" if guide is None else type(guide).__name__
-            return (
-                f"The fit `guide` is of {what}, which is no map from normal vectors. "
-                "Use a fit of `gpx.guides.ConditionalGaussian`, or leave it out."
-            )
-        if guide.model != program.model:
-            return (
-                "The fit `guide` is of another model. Fit the guide to this very model."
-            )
-        return None
+        return guide_objection(self.guide, program)
 
     def run(self, program, key, *, start, watch) -> Outcome:
         started = time.perf_counter()
@@ -198,18 +188,7 @@ class _Run:
         return Outcome(posterior, {}, info, stats, notes)
 
     def _values(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Values of all sites `(chains, draws, ...)` on their supports."""
-        flat = jnp.asarray(x.reshape(-1, x.shape[-1]))
-
-        def values(state, flat):
-            here = self.make(state)
-            return jax.lax.map(here.values, flat)  # without `vmap`: tests/test_hang.py
-
-        drawn = compiled(values, self.state, flat)(self.state, flat)
-        return {
-            name: np.asarray(v).reshape(*x.shape[:2], *v.shape[1:])
-            for name, v in drawn.items()
-        }
+        return placed(self.make, self.state, x)
 
     # HMC ------------------------------------------------------------------------------
 

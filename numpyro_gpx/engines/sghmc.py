@@ -20,13 +20,14 @@ from numpyro_gpx.engines.monte_carlo_em import (
 from numpyro_gpx.engines.sampling import constrained, known_params
 from numpyro_gpx.engines.sghmc_kernel import SGHMC as Kernel
 from numpyro_gpx.engines.sghmc_kernel import check_steps
+from numpyro_gpx.engines.sghmc_through_guide import ThroughGuide, objection_to
 from numpyro_gpx.guides.parts.doubts import collapsing_scales
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.data_checks import no_slope
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.chain_notes import heat_notes
-from numpyro_gpx.results.facts import BIASED
+from numpyro_gpx.results.facts import BIASED, Facts
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
 
@@ -36,38 +37,54 @@ __all__ = ["SGHMC"]
 class SGHMC(Engine):
     """Samples the target density with SGHMC on minibatches; see `gpx.infer.SGHMC`.
 
+    With a `guide` the chains run in its coordinates, where the posterior is nearly
+    standard normal, with its sites as control variates, and with the measured noise of
+    the minibatches taken off the injected one: hundreds of times as many effective
+    draws, nearly without bias. Where a gradient over all rows is cheap (rows times
+    inducing variables below a million, say), `fit_guided` has no bias at all: try it
+    first.
+
     Attributes:
+        guide: A fit of a Gaussian guide by this very model, such as
+            `gpx.fit_svi(model, gpx.guides.ConditionalGaussian, ...)`; `None` to sample
+            the model's own sites.
         batch_size: Rows of a minibatch; `None` uses all rows.
         num_warmup: Warm-up draws of each chain, of `num_integration_steps` gradients
             each.
         num_samples: Draws of each chain.
         num_chains: Chains.
         step_size: Step size, below 2; the bias shrinks with it.
-        friction: Friction.
-        num_integration_steps: Gradients for each draw.
+        friction: Friction; `None` for 0.3, or 1 with a guide.
+        num_integration_steps: Gradients for each draw; `None` for 20, or 5 with a
+            guide.
         em: Move hyperparameters and `numpyro.param`s to a point by Monte Carlo EM
             (`gpx.infer.MonteCarloEM()`) and sample the rest; `None` samples the
             hyperparameters as well.
         params: Values of `numpyro.param`s: a variational fit or a dict; those that it
-            does not have are taken from `init`.
+            does not have are taken from `init`. With a guide they are the guide's.
         chain_method: `"sequential"`, or `"vectorized"`: all chains in one program.
 
     Its fits have in `fit.info` the `temperature` of the chains: the mean squared
     momentum, 1 if nothing heats them. Noise of minibatches does, and widens what it
-    moves: standard deviations grow by about its square root.
+    moves: standard deviations grow by about its square root. Also there:
+    `gradient_variance`, the largest variance of an entry of the gradient in units of
+    its mass, and without a guide `inflation`, the factor by which that widens the
+    standard deviation which it widens most; `batch_size`, `num_gradients` (of the
+    draws), and with a guide `x_mean` and `x_sd` as of `Guided`.
     """
 
     name: ClassVar[str] = "sghmc"
     approximation: ClassVar[str] = BIASED
 
+    guide: Fit | None = None
     _: dataclasses.KW_ONLY
     batch_size: int | None = None
     num_warmup: int = 500
     num_samples: int = 1000
     num_chains: int = 2
     step_size: float = 0.2
-    friction: float = 0.3
-    num_integration_steps: int = 20
+    friction: float | None = None
+    num_integration_steps: int | None = None
     em: MonteCarloEM | None = None
     params: Any = None
     chain_method: str = "sequential"
@@ -75,16 +92,51 @@ class SGHMC(Engine):
     def __check_init__(self):
         Length.of(self)
         checks.at_least("num_warmup", self.num_warmup, 1)  # which finds the scales
-        check_steps(self.step_size, self.friction)
-        checks.at_least("num_integration_steps", self.num_integration_steps, 1)
+        check_steps(self.step_size, self.damping)
+        checks.at_least("num_integration_steps", self.num_steps_of_a_draw, 1)
         if self.em is not None:
             hint = "such as `gpx.infer.MonteCarloEM()`"
             checks.instance("em", self.em, MonteCarloEM, hint)
+        if self.guide is not None:
+            checks.instance("guide", self.guide, Fit, "such as `gpx.fit_svi(...)`")
+            for name in ("em", "params"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"`{name}` must be left out where there is a `guide`, whose "
+                        "coordinates are of all sites, at its own parameters."
+                    )
+
+    @property
+    def damping(self) -> float:
+        """The friction, whoever chose it."""
+        chosen = 0.3 if self.guide is None else 1.0
+        return chosen if self.friction is None else self.friction
+
+    @property
+    def num_steps_of_a_draw(self) -> int:
+        """Gradients for each draw, whoever chose their number."""
+        number = self.num_integration_steps
+        # In the guide's coordinates a unit of time forgets where the chain was.
+        return (20 if self.guide is None else 5) if number is None else number
+
+    @property
+    def facts(self):
+        settings = dict(super().facts.settings)
+        settings["friction"] = self.damping
+        settings["num_integration_steps"] = self.num_steps_of_a_draw
+        if self.guide is not None:
+            settings["guide"] = self.guide.facts.name
+        return Facts(self.name, self.approximation, settings)
 
     def objection(self, program):
-        return no_slope(program.trace, self.name)
+        flat = no_slope(program.trace, self.name)
+        if flat is not None or self.guide is None:
+            return flat
+        return objection_to(self.guide, program)
 
     def run(self, program, key, *, start, watch) -> Outcome:
+        if self.guide is not None:
+            return ThroughGuide(self, self.guide, program, watch).outcome(key, start)
         params = known_params(
             self.params, start, program.structure, required=self.em is None
         )
@@ -128,7 +180,7 @@ class SGHMC(Engine):
         info = {
             "num_warmup": length.num_warmup,
             "step_size": self.step_size,
-            "num_integration_steps": self.num_integration_steps,
+            "num_integration_steps": self.num_steps_of_a_draw,
             "temperature": float(np.mean(chains.stats["temperature"])),
             "seconds_per_step": chains.seconds_per_step,
         }
@@ -137,8 +189,8 @@ class SGHMC(Engine):
 
     def _kernel(self, model, params) -> Kernel:
         return Kernel(
-            model, step_size=self.step_size, friction=self.friction,
-            num_integration_steps=self.num_integration_steps, params=params,
+            model, step_size=self.step_size, friction=self.damping,
+            num_integration_steps=self.num_steps_of_a_draw, params=params,
         )  # fmt: skip
 
     def _with_point(self, found: Outcome, moved) -> Outcome:

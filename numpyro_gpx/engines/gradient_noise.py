@@ -18,18 +18,22 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from numpyro_gpx.notes import Note
+
 __all__ = [
-    "NUM_BATCHES", "NUM_POINTS", "check_noise", "gradient_variance", "inflation",
+    "NUM_POINTS", "check_noise", "gradient_variance", "inflation", "noise_notes",
 ]  # fmt: skip
 
 # Minibatches that a variance is measured on, and points that it is averaged over.
-NUM_BATCHES, NUM_POINTS = 64, 8
+_NUM_BATCHES, NUM_POINTS = 64, 8
 # What is recommended leaves room for the error of the measurement.
 _ROOM = 1.3
+# Standard deviations that are too large by more than this are worth a word.
+_INFLATED = 1.05
 
 
 def gradient_variance(
-    gradient: Callable, points, key, num_batches: int = NUM_BATCHES
+    gradient: Callable, points, key, num_batches: int = _NUM_BATCHES
 ) -> Float[Array, " K"]:
     """Variance of each entry of a gradient over minibatches, mean over points.
 
@@ -89,6 +93,44 @@ def check_noise(
         f"{batches}, or `step_size={_rounded_down(step)}` (with more "
         "`num_integration_steps`), or train the guide longer."
     )
+
+
+def noise_notes(
+    variance: np.ndarray, step_size: float, friction: float, batch_size: int,
+    num_rows: int, *, first: str,
+) -> tuple[Note, ...]:  # fmt: skip
+    """A note if noise that nothing takes off widens the posterior.
+
+    Args:
+        variance: Of the gradient, in units of the mass, `(K,)`.
+        step_size: Step size.
+        friction: Friction.
+        batch_size: Rows of a minibatch.
+        num_rows: Rows in all.
+        first: What to try before anything else.
+    """
+    wider = inflation(variance, step_size, friction)
+    if not wider > _INFLATED:
+        return ()
+    largest = float(np.max(variance))
+    allowed = (_INFLATED**2 - 1.0) * 2.0 * friction / step_size
+    # The mass, 1 here, is noise and the rest, which larger batches leave alone.
+    rest = max(1.0 - largest, 1e-6)
+    times = largest * max(1.0 - allowed, 0.0) / (allowed * rest)
+    enough = math.ceil(max(times, 2.0) * batch_size)
+    larger = f"`batch_size={enough}`" if enough < num_rows else f"all {num_rows} rows"
+    smaller = _rounded_down(step_size * (_INFLATED**2 - 1.0) / (wider**2 - 1.0))
+    return (
+        Note(
+            "gradient_noise", "doubt",
+            f"Noise of the minibatches is {100.0 * largest:.0f} % of the squared "
+            f"gradient: standard deviations are up to {100.0 * (wider - 1.0):.0f} % "
+            "too large, or more.",
+            f"{first}, {larger}, or `step_size={smaller}` (with more "
+            "`num_integration_steps`).",
+            {"gradient_variance": largest, "inflation": wider},
+        ),
+    )  # fmt: skip
 
 
 def _rounded_down(x: float) -> str:

@@ -60,7 +60,9 @@ def guide_sites(
         jnp.zeros(size), jnp.zeros((size, size)), jnp.zeros(num_theta)
     )  # fmt: skip
     total, every = jax.lax.scan(piece, zero, pieces)
-    linear, curvature, slope = (x.reshape(-1, *x.shape[2:])[:num_rows] for x in every)
+    linear, curvature, slope = (
+        x.reshape(pieces.size, *x.shape[2:])[:num_rows] for x in every
+    )
     return RowSites(linear, curvature, slope, total, look.centre)
 
 

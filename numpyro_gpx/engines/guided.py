@@ -25,7 +25,6 @@ from numpyro_gpx.engines.sites import Sites
 from numpyro_gpx.engines.svi import SVI
 from numpyro_gpx.engines.watch import Watch
 from numpyro_gpx.guides import ConditionalGaussian
-from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.program.layer_noise import noise_sets
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.facts import EXACT, Facts

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from numpyro import handlers
 
 from numpyro_gpx import checks
-from numpyro_gpx.engines.chains import Length, sample_chains, starting_points
+from numpyro_gpx.engines.chains import Chains, Length, sample_chains, starting_points
 from numpyro_gpx.engines.engine import Engine, Outcome, Start
+from numpyro_gpx.engines.gradient_noise import (
+    NUM_POINTS,
+    inflation,
+    noise_notes,
+)
+from numpyro_gpx.engines.guided import Guided
 from numpyro_gpx.engines.monte_carlo_em import (
     MonteCarloEM,
     known_start,
@@ -23,6 +30,7 @@ from numpyro_gpx.engines.sghmc_kernel import check_steps
 from numpyro_gpx.engines.sghmc_through_guide import ThroughGuide, objection_to
 from numpyro_gpx.guides.parts.doubts import collapsing_scales
 from numpyro_gpx.notes import Note
+from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.data_checks import no_slope
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.program.program import Program
@@ -32,6 +40,9 @@ from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import ChainPosterior
 
 __all__ = ["SGHMC"]
+
+# Rows times inducing variables up to which a gradient over all rows takes some 50 ms.
+_CHEAP = 1_000_000
 
 
 class SGHMC(Engine):
@@ -161,6 +172,7 @@ class SGHMC(Engine):
     def _sample(self, program, key, params, start: Start, watch) -> Outcome:
         """Sample all sites."""
         key_run, key_init = jr.split(key)
+        key_noise = jr.fold_in(key_run, 1)
         known = {name: params[name] for name in program.structure.params}
         length = Length.of(self)
 
@@ -183,8 +195,22 @@ class SGHMC(Engine):
             "num_integration_steps": self.num_steps_of_a_draw,
             "temperature": float(np.mean(chains.stats["temperature"])),
             "seconds_per_step": chains.seconds_per_step,
+            "batch_size": program.batched.batch_size,
+            "num_gradients": self.num_steps_of_a_draw
+            * length.num_samples
+            * length.num_chains,
         }
         notes = heat_notes(chains.stats["temperature"], program.batched.batch_size)
+        plates = program.batched_structure.plates
+        if plates and watch.stopped is None:
+            variance = _noise(make, inputs, chains, key_noise, length.vectorized)
+            info["gradient_variance"] = float(np.max(variance))
+            info["inflation"] = inflation(variance, self.step_size, self.damping)
+            num_rows, batch_size = max(plates.values())
+            notes += noise_notes(
+                variance, self.step_size, self.damping, batch_size, num_rows,
+                first=_first(program),
+            )  # fmt: skip
         return Outcome(ChainPosterior(draws), params, info, chains.stats, notes)
 
     def _kernel(self, model, params) -> Kernel:
@@ -214,3 +240,35 @@ class SGHMC(Engine):
             posterior=ChainPosterior({**draws, **point}, fixed=tuple(point)),
             info=info, notes=(*found.notes, note),
         )  # fmt: skip
+
+
+def _noise(make, inputs, chains: Chains, key, vectorized: bool) -> np.ndarray:
+    """Variance of the gradient in units of the mass, at draws of the first chain."""
+    mass = chains.states[0].grad_square
+    mass = mass[0] if vectorized else mass
+    drawn = {name: x[0] for name, x in chains.z.items()}
+    number = len(next(iter(drawn.values())))
+    index = np.linspace(0, number - 1, NUM_POINTS).astype(int)
+    points = {name: jnp.asarray(x[index]) for name, x in drawn.items()}
+
+    def measure(inputs, points, mass, key):
+        return make(inputs).noise(points, mass, key)
+
+    return np.asarray(
+        compiled(measure, inputs, points, mass, key)(inputs, points, mass, key)
+    )
+
+
+def _first(program: Program) -> str:
+    """What to try before other settings: a guide, or all rows where they are cheap."""
+    structure = program.structure
+    if structure.noise or Guided().objection(program) is not None:
+        return "Use a larger minibatch"
+    sizes = [structure.latents[name].shape[-1] for name in structure.gps]
+    rows = max(plate.size for plate in program.batched_structure.plates.values())
+    if rows * max(sizes, default=1) <= _CHEAP:
+        return (
+            "Use `fit_guided`, exact and cheap here, or pass `guide=`, a fit of a "
+            "Gaussian guide; else a larger minibatch"
+        )
+    return "Pass `guide=`, a fit of a Gaussian guide; else use a larger minibatch"

@@ -65,8 +65,8 @@ def objection_to(guide: Fit, program: Program) -> str | None:
         )
     if structure.noise:
         return (
-            f"The model draws noise at {sorted(structure.noise)}, between layers, which "
-            f"no control variate follows. {instead}"
+            f"The model draws noise at {sorted(structure.noise)}, between layers, "
+            f"which no control variate follows. {instead}"
         )
     if not structure.plates:
         return None

@@ -40,6 +40,8 @@ __all__ = ["ThroughGuide", "objection_to"]
 
 # Standard deviations and means of the coordinates in which the guide is near enough.
 _SD, _MEAN = (0.5, 2.0), 1.0
+# So many pieces of the data are looked at before a compiler has made haste.
+_FEW_PIECES = 20
 # More functions at a row than this, and their matrices are too large to keep.
 _MOST_FUNCTIONS = 16
 
@@ -157,7 +159,9 @@ class ThroughGuide:
             here = self._coordinates(state)
             return guide_sites(here, self._rows(state.call), pieces, num_rows)
 
-        return compiled(look, whole, pieces)(whole, pieces)
+        # Few pieces do not pay for fast code.
+        slowly = len(pieces) <= _FEW_PIECES
+        return compiled(look, whole, pieces, optimise=not slowly)(whole, pieces)
 
     def _variance(self, arrays: _Arrays, key) -> np.ndarray:
         """Of the gradient at draws of the guide."""

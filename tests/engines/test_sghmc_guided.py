@@ -113,12 +113,11 @@ class Prepared:
             here = Coordinates(fit.posterior.guide, fit.structure, whole)
             bare = MinibatchEnergy(energy.here)
 
-            def one(energy):
-                both = jax.value_and_grad(energy)
-                return jax.lax.map(lambda i: both(x, {"data": i}), pairs)
+            def one(fn):
+                return jax.lax.map(lambda i: fn(x, {"data": i}), pairs)
 
             return (
-                one(energy), one(bare), jax.value_and_grad(total)(x),
+                one(jax.value_and_grad(energy)), one(bare), total(x),
                 jax.value_and_grad(here.energy)(x),
             )  # fmt: skip
 
@@ -145,14 +144,12 @@ def check_unbiased(found):
 def test_the_mean_over_all_minibatches_is_the_target(classified):
     check_unbiased(classified)
     # What the test would see if the sum of the control variates were left out.
-    value, slope = classified.total
-    assert abs(value) > 1e-3 and np.max(np.abs(slope)) > 1e-3
+    assert abs(classified.total) > 1e-3
 
 
 def test_control_variates_leave_little_noise(classified):
     """Of the same minibatches, beside those without them."""
-    left = classified.each[1].var(axis=0).max()
-    assert left < 0.2 * classified.bare[1].var(axis=0).max()
+    assert classified.each[0].std() < 0.4 * classified.bare.std()
 
 
 @pytest.mark.slow
@@ -166,8 +163,7 @@ def test_so_it_is_with_two_gps_of_several_outputs():
     found = Prepared(fit)
     check_unbiased(found)
     assert found.arrays.sites.curvature.shape == (6, 5, 5)
-    left = found.each[1].var(axis=0).max()
-    assert left < 0.5 * found.bare[1].var(axis=0).max()
+    assert found.each[0].std() < 0.7 * found.bare.std()
 
 
 def by_hand(fit):
@@ -296,6 +292,7 @@ def regression(X, y=None, *, batch_size=None):
         gpx.observe("y", f(X[i]), gpx.likelihoods.Gaussian(NOISE), obs=y, rows=i)
 
 
+@pytest.mark.slow
 def test_a_gaussian_posterior_is_sampled_right_through_a_guide_that_is_not(tmp_path):
     """Closed form by NumPy. 4.5 standard errors on 6 numbers: false alarms below 5e-5;
     1 % is for the step size."""
@@ -351,3 +348,49 @@ def test_what_guides_cannot_serve_is_refused_in_words(guide):
             gpx.engines.SGHMC(guide=guide, **{name: value})
     with pytest.raises(TypeError, match="`guide` must be"):
         gpx.engines.SGHMC(guide=guide.posterior.guide)
+
+
+@pytest.mark.slow
+def test_a_sparse_classifier_beside_guided_hmc_on_all_rows():
+    """N=5000, M=30, minibatches of 100; the bounds are those of the design."""
+    rng = np.random.default_rng(1)
+    rows = rng.uniform(-2.0, 2.0, (5000, 2))
+    f = np.sin(2.0 * rows[:, 0]) + rows[:, 1]
+    y = (f + rng.logistic(size=5000) > 0.0).astype(float)
+    points = np.asarray(gpx.inducing.kmeans(jr.key(0), rows, 30))
+
+    def sparse(X, y=None, *, batch_size=None):
+        names = ("lengthscale", "variance")
+        theta = {n: numpyro.sample(n, dist.LogNormal(0.0, 1.0)) for n in names}
+        f = gpx.gp("f", gpx.kernels.RBF(**theta), inducing=gpx.inducing.Points(points))
+        with numpyro.plate("data", len(X), subsample_size=batch_size) as i:
+            gpx.observe("y", f(X[i]), gpx.likelihoods.Bernoulli(), obs=y, rows=i)
+
+    guide = gpx.fit_sites(sparse, rows, y, **OPTIONS)
+    exact = gpx.fit_guided(
+        sparse, rows, y, guide=guide, method="hmc", num_samples=500, **OPTIONS
+    )
+    fit = gpx.fit_sghmc(
+        sparse, rows, y, guide=guide, batch_size=100, num_samples=2500, num_warmup=100,
+        **OPTIONS,
+    )  # fmt: skip
+    ours, theirs = (x.predict(rows[:200], of="f") for x in (fit, exact))
+    sd = np.sqrt(theirs.var)
+    assert abs(np.median(np.sqrt(ours.var) / sd) - 1.0) < 0.03
+    assert np.max(np.abs(ours.mean - theirs.mean) / sd) < 0.15
+    for name in ("lengthscale", "variance"):
+        a, b = np.log(fit.chains()[name]), np.log(exact.chains()[name])
+        assert abs(a.std() / b.std() - 1.0) < 0.3
+        assert abs(a.mean() - b.mean()) < 0.15 * b.std()
+    assert min(effective_sample_size(np.log(fit.chains()["variance"])), 500) == 500
+    assert abs(fit.info["temperature"] - 1.0) < 0.01 and not fit.check()
+    # A step that is too large is refused, and the minibatch that is named would do.
+    with pytest.raises(ValueError, match="is too large for `batch_size=20`") as found:
+        gpx.fit_sghmc(
+            sparse, rows, y, guide=guide, batch_size=20, step_size=0.4, **OPTIONS
+        )
+    enough = int(re.search(r"Use `batch_size=(\d+)`", str(found.value))[1])
+    gpx.fit_sghmc(
+        sparse, rows, y, guide=guide, batch_size=enough, step_size=0.4, num_samples=10,
+        num_warmup=1, **OPTIONS,
+    )  # fmt: skip

@@ -28,13 +28,14 @@ from numpyro_gpx.engines.guide_sites import chunks, guide_sites
 from numpyro_gpx.engines.guided_sghmc import GuidedKernel, minibatch_gradient
 from numpyro_gpx.engines.minibatch_energy import MinibatchEnergy
 from numpyro_gpx.engines.watch import Watch
+from numpyro_gpx.guides.parts.base import SiteGuide
 from numpyro_gpx.guides.parts.gaussian import GaussianGuide
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.compile_cache import compiled
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.chain_notes import heat_notes
 from numpyro_gpx.results.fit import Fit
-from numpyro_gpx.results.posteriors import ChainPosterior
+from numpyro_gpx.results.posteriors import ChainPosterior, GuidePosterior
 
 __all__ = ["ThroughGuide", "objection_to"]
 
@@ -59,11 +60,12 @@ def objection_to(guide: Fit, program: Program) -> str | None:
         return found
     structure = program.batched_structure
     instead = "Leave `guide` out, or use `fit_guided`."
-    if not isinstance(guide.posterior.guide, GaussianGuide):
-        kind = type(guide.posterior.guide).__name__
+    kind = _guide_of(guide)
+    if not isinstance(kind, GaussianGuide):
         return (
-            f"The fit `guide` is of {kind}, which has no Gaussian beliefs to take "
-            "control variates from. Use a fit of `gpx.guides.ConditionalGaussian`."
+            f"The fit `guide` is of {type(kind).__name__}, which has no Gaussian "
+            "beliefs to take control variates from. Use a fit of "
+            "`gpx.guides.ConditionalGaussian`."
         )
     if structure.noise:
         return (
@@ -80,9 +82,7 @@ def objection_to(guide: Fit, program: Program) -> str | None:
             "No GP is called at the rows of the minibatch, `f(X[i])`, so that there "
             f"are no sites to take as control variates. {instead}"
         )
-    outputs = [
-        program.structure.latents[call.site].shape[:-1] for call in calls
-    ]  # fmt: skip
+    outputs = [structure.latents[call.site].shape[:-1] for call in calls]
     number = int(sum(np.prod(shape) for shape in outputs))
     if number > _MOST_FUNCTIONS:
         return (
@@ -90,6 +90,11 @@ def objection_to(guide: Fit, program: Program) -> str | None:
             f"{_MOST_FUNCTIONS} at most. {instead}"
         )
     return None
+
+
+def _guide_of(fit: Fit) -> SiteGuide:
+    assert isinstance(fit.posterior, GuidePosterior)  # else it has objected
+    return fit.posterior.guide
 
 
 class _Arrays(NamedTuple):
@@ -112,7 +117,7 @@ class ThroughGuide:
 
     def __init__(self, engine, guide: Fit, program: Program, watch: Watch):
         self.engine, self.fit, self.program = engine, guide, program
-        self.guide, self.watch = guide.posterior.guide, watch
+        self.guide, self.watch = _guide_of(guide), watch
         self.structure = program.batched_structure
         self.plate = next(iter(self.structure.plates), None)
         self.calls = row_calls(program) if self.plate else ()

@@ -117,11 +117,11 @@ class Prepared:
                 return jax.lax.map(lambda i: fn(x, {"data": i}), pairs)
 
             return (
-                one(jax.value_and_grad(energy)), one(bare), total(x),
-                jax.value_and_grad(here.energy)(x),
+                one(jax.value_and_grad(energy)), one(jax.grad(bare)), total(x),
+                here.energy(x),
             )  # fmt: skip
 
-        program = compiled(every, self.arrays, whole, self.x)
+        program = compiled(every, self.arrays, whole, self.x, optimise=False)
         found = program(self.arrays, whole, self.x)
         self.each, self.bare, self.total, self.all_rows = jax.tree.map(
             np.asarray, found
@@ -134,10 +134,12 @@ def classified(guide):
 
 
 def check_unbiased(found):
-    """By brute force: all 36 pairs of 6 rows, against the density on all rows."""
-    (values, slopes), (value, slope) = found.each, found.all_rows
-    assert_allclose(values.mean(), value, rtol=0.0, atol=1e-9)
-    assert_allclose(slopes.mean(axis=0), slope, rtol=0.0, atol=1e-9)
+    """By brute force: all 36 pairs of 6 rows, against the density on all rows, and the
+    gradients of the density on the same pairs without control variates."""
+    values, slopes = found.each
+    assert_allclose(values.mean(), found.all_rows, rtol=0.0, atol=1e-9)
+    expected = found.bare.mean(axis=0)
+    assert_allclose(slopes.mean(axis=0), expected, rtol=0.0, atol=1e-9)
     assert values.std() > 1e-6  # there is something to average
 
 
@@ -149,7 +151,8 @@ def test_the_mean_over_all_minibatches_is_the_target(classified):
 
 def test_control_variates_leave_little_noise(classified):
     """Of the same minibatches, beside those without them."""
-    assert classified.each[0].std() < 0.4 * classified.bare.std()
+    left = classified.each[1].var(axis=0).max()
+    assert left < 0.2 * classified.bare.var(axis=0).max()
 
 
 @pytest.mark.slow
@@ -163,7 +166,7 @@ def test_so_it_is_with_two_gps_of_several_outputs():
     found = Prepared(fit)
     check_unbiased(found)
     assert found.arrays.sites.curvature.shape == (6, 5, 5)
-    assert found.each[0].std() < 0.7 * found.bare.std()
+    assert found.each[1].var(axis=0).max() < 0.5 * found.bare.var(axis=0).max()
 
 
 def by_hand(fit):

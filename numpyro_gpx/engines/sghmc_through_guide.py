@@ -119,7 +119,8 @@ class ThroughGuide:
         self.engine, self.fit, self.program = engine, guide, program
         self.guide, self.watch = _guide_of(guide), watch
         self.structure = program.batched_structure
-        self.plate = next(iter(self.structure.plates), None)
+        # Empty where each gradient has all rows.
+        self.plate = next(iter(self.structure.plates), "")
         self.calls = row_calls(program) if self.plate else ()
 
     def outcome(self, key, start: Start) -> Outcome:
@@ -128,7 +129,7 @@ class ThroughGuide:
         state = GuideState(self.program.batched, self.fit.params, root)
         sites = self._sites(state)
         variance = self._variance(_Arrays(state, sites, None), key_noise)
-        if self.plate is not None:
+        if self.plate:
             num_rows, batch_size = self.structure.plates[self.plate]
             check_noise(
                 variance, self.engine.step_size, self.engine.damping, batch_size,
@@ -154,7 +155,7 @@ class ThroughGuide:
 
     def _sites(self, state: GuideState) -> RowSites | None:
         """The control variates of all rows; none where each gradient has them all."""
-        if self.plate is None:
+        if not self.plate:
             return None
         num_rows = self.structure.plates[self.plate].size
         pieces = jnp.asarray(chunks(num_rows))
@@ -171,7 +172,7 @@ class ThroughGuide:
     def _variance(self, arrays: _Arrays, key) -> np.ndarray:
         """Of the gradient at draws of the guide."""
         size = self._coordinates(arrays.state).transport.size
-        if self.plate is None:
+        if not self.plate:
             return np.zeros(size)
 
         def measure(arrays, key):

@@ -50,9 +50,9 @@ class SGHMC(Engine):
 
     With a `guide` the chains run in its coordinates, where the posterior is nearly
     standard normal, with its sites as control variates, and with the measured noise of
-    the minibatches taken off the injected one. Where a gradient over all rows is cheap (rows times
-    inducing variables below a million, say), `fit_guided` has no bias at all: try it
-    first.
+    the minibatches taken off the injected one. Where a gradient over all rows is cheap
+    (rows times inducing variables below a million, say), `fit_guided` has no bias at
+    all: try it first.
 
     Attributes:
         guide: A fit of a Gaussian guide by this very model, such as

@@ -17,6 +17,7 @@ SCRIPTS = (
     "flow_energies.py",
     "flow_modes.py",
     "multimodal_posterior.py",
+    "sghmc.py",
 )
 # These read real data, and run where NUMPYRO_GPX_DATA names its folder.
 DATA_SCRIPTS = (

@@ -128,10 +128,10 @@ SIGNATURES = {
         "time_limit=None, **kwargs)"
     ),
     "fit_sghmc": (
-        "(model, *args, key, batch_size=None, num_warmup=500, num_samples=1000, "
-        "num_chains=2, step_size=0.2, friction=0.3, num_integration_steps=20, "
-        "em=None, params=None, chain_method='sequential', init=None, progress=True, "
-        "time_limit=None, **kwargs)"
+        "(model, *args, key, guide=None, batch_size=None, num_warmup=500, "
+        "num_samples=1000, num_chains=2, step_size=0.2, friction=None, "
+        "num_integration_steps=None, em=None, params=None, chain_method='sequential', "
+        "init=None, progress=True, time_limit=None, **kwargs)"
     ),
     "fit_mcmc": (
         "(kernel, *args, key, batch_size=None, num_warmup=500, num_samples=1000, "

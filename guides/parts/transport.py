@@ -25,6 +25,7 @@ from jaxtyping import Array
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_gpx.beliefs import Belief
 from numpyro_gpx.program.call import Call
 from numpyro_gpx.program.density import Target
 from numpyro_gpx.sites.marks import GPMark, find, marked
@@ -123,6 +124,13 @@ class GaussianTransport(Transport):
             return jnp.zeros(0)
         theta = ravel_pytree({name: z[name] for name in self.names})[0]
         return solve_triangular(self.root, theta - self.loc, lower=True)
+
+    def beliefs(self, z: dict[str, Array]) -> dict[str, Belief]:
+        """What the guide believes of all other sites, given hyperparameters `z`."""
+        found: dict[str, Belief] = {}
+        for group in self._groups({name: z[name] for name in self.names}):
+            found |= group.beliefs
+        return found
 
     def _groups(self, z: dict):
         theta = self.guide.structure.constrain(z)

@@ -51,13 +51,13 @@ class NaturalState(NamedTuple):
     """What is carried from step to step.
 
     Attributes:
-        count: Steps so far.
+        number: Steps so far.
         updates: Updates of Gaussians so far, one a step for each `(M, M)` factor.
         skipped: Those of them that were left out.
         rest: State of the other parameters' optimiser.
     """
 
-    count: Array
+    number: Array
     updates: Array
     skipped: Array
     rest: Any
@@ -150,21 +150,21 @@ class _Steps:
         if params is None:
             raise ValueError("`gpx.optimizers.natural` needs `params` at each update.")
         ours, others = self._split(params)
-        rate = self.rate(state.count) if callable(self.rate) else self.rate
-        updates, skipped, number = {}, state.skipped, 0
+        rate = self.rate(state.number) if callable(self.rate) else self.rate
+        updates, skipped, factors = {}, state.skipped, 0
         for loc, scale in ours:
             old = params[loc], params[scale]
             step = _step if old[0].ndim < old[1].ndim else _diagonal_step
             *new, failed = step(*old, grads[loc], grads[scale], rate)
             updates[loc], updates[scale] = new[0] - old[0], new[1] - old[1]
             skipped = skipped + jnp.sum(failed, dtype=jnp.int32)
-            number += failed.size
+            factors += failed.size
         rest = state.rest
         if others:
             slopes = {name: grads[name] for name in others}
             moved, rest = self._rest(others).update(slopes, rest, others, **extra)
             updates |= moved
-        done = NaturalState(state.count + 1, state.updates + number, skipped, rest)
+        done = NaturalState(state.number + 1, state.updates + factors, skipped, rest)
         return updates, done
 
     def _split(self, params) -> tuple[Pairs, dict]:
@@ -228,8 +228,8 @@ def _step(loc, raw, of_loc, of_raw, rate):
 
 def _diagonal_step(loc, raw, of_loc, of_raw, rate):
     """The same for standard deviations: every one is a factor of its own."""
-    wide = (x[..., None] for x in (loc, raw[..., None], of_loc, of_raw[..., None]))
-    m, found, failed = _step(*wide, rate)
+    wide = raw[..., None, None], of_raw[..., None, None]
+    m, found, failed = _step(loc[..., None], wide[0], of_loc[..., None], wide[1], rate)
     return m[..., 0], found[..., 0, 0], failed
 
 

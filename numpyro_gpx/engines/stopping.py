@@ -44,7 +44,7 @@ class Stopper:
     def look(self, loss: float) -> bool:
         """Look at the mean loss of a block."""
         self.looks += 1
-        if loss < self.best - self.tolerance:
+        if loss < self.best - (self.tolerance or 0.0):
             self.best, self.waited = float(loss), 0
         else:
             self.waited += 1

@@ -112,7 +112,7 @@ class SVI(Engine):
             watch.begin_again()
             lower = schedule._replace(peak=LOWER_RATE)
             found = self._run(program, guide, lower, key, start, watch)
-            note = restarted(reason, schedule.peak, LOWER_RATE)
+            note = restarted(reason, float(schedule.peak), LOWER_RATE)
             return found._replace(notes=(*found.notes, note))
 
     def _run(self, program, guide, schedule, key, start, watch) -> Outcome:

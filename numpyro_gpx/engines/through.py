@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import GuidePosterior
 
-__all__ = ["Through", "no_map"]
+__all__ = ["Through", "no_map", "values_at"]
 
 
 def no_map(program: Program, fit: Fit | None, name: str) -> str | None:
@@ -83,14 +85,27 @@ class Through:
 
     def values(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """Values of all sites on their supports, of coordinates `(C, S, K)`."""
-        flat = jnp.asarray(x.reshape(-1, x.shape[-1]))
+        return values_at(self.make, self.state, x)
 
-        def values(state, flat):
-            here = self.make(state)
-            return jax.lax.map(here.values, flat)  # without `vmap`: tests/test_hang.py
 
-        drawn = compiled(values, self.state, flat)(self.state, flat)
-        return {
-            name: np.asarray(v).reshape(*x.shape[:2], *v.shape[1:])
-            for name, v in drawn.items()
-        }
+def values_at(
+    make: Callable[[GuideState], Coordinates], state: GuideState, x: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Values of all sites `(chains, draws, ...)` at coordinates `(chains, draws, K)`.
+
+    Args:
+        make: The target in the guide's coordinates, from its arrays.
+        state: These arrays.
+        x: The coordinates.
+    """
+    flat = jnp.asarray(x.reshape(-1, x.shape[-1]))
+
+    def values(state, flat):
+        here = make(state)
+        return jax.lax.map(here.values, flat)  # without `vmap`: tests/test_hang.py
+
+    drawn = compiled(values, state, flat)(state, flat)
+    return {
+        name: np.asarray(v).reshape(*x.shape[:2], *v.shape[1:])
+        for name, v in drawn.items()
+    }

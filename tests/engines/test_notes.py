@@ -177,8 +177,26 @@ def test_a_few_wild_draws_are_heat_too():
 
 def test_minibatches_of_sghmc_are_hot_and_all_rows_are_not():
     options = dict(num_warmup=100, num_samples=300, **QUICK)
-    assert "heat" not in kinds(gpx.fit_sghmc(model, X, Y, **options))
-    assert "heat" in kinds(gpx.fit_sghmc(model, X, Y, batch_size=2, **options))
+    quiet = gpx.fit_sghmc(model, X, Y, **options)
+    assert not {"heat", "gradient_noise"} & set(kinds(quiet))
+    loud = gpx.fit_sghmc(model, X, Y, batch_size=2, **options)
+    assert {"heat", "gradient_noise"} <= set(kinds(loud))
+    # 1 at most: the mass is the mean square of the same gradient.
+    assert 0.5 < loud.info["gradient_variance"] < 1.5 and loud.info["inflation"] > 1.05
+    (note,) = [note for note in loud.notes if note.kind == "gradient_noise"]
+    assert note.advice.startswith("Use `fit_guided`, exact and cheap here")
+
+
+@pytest.mark.slow
+def test_twenty_rows_of_two_hundred_are_too_noisy_for_sghmc():
+    """It was silent once, at R-hat 3.36."""
+    rows = np.linspace(-2.0, 2.0, 200)[:, None]
+    y = np.sin(2.0 * rows[:, 0]) + 0.2 * _rng.normal(size=200)
+    options = dict(num_warmup=100, num_samples=300, **QUICK)
+    assert "gradient_noise" in kinds(
+        gpx.fit_sghmc(model, rows, y, batch_size=20, **options)
+    )
+    assert "gradient_noise" not in kinds(gpx.fit_sghmc(model, rows, y, **options))
 
 
 def test_notes_read_as_sentences():

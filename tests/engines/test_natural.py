@@ -97,7 +97,7 @@ def test_a_step_moves_precision_and_linear_term(dtype, tolerance):
     rate = 0.3
     new, state = stepped(params, quadratic_loss(C, b), rate)
     assert all(x.dtype == dtype for x in new.values())
-    assert (int(state.updates), int(state.skipped), int(state.count)) == (2, 0, 1)
+    assert (int(state.updates), int(state.skipped), int(state.number)) == (2, 0, 1)
     found = np.asarray(biject_to(dense_factor)(new[PAIR[1]]), float)
     for p in range(2):
         before = np.linalg.inv(T[p] @ T[p].T)

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
@@ -22,6 +21,7 @@ from numpyro_gpx.notes import Note
 from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO, Loss
+from numpyro_gpx.program.numpy_values import placed
 from numpyro_gpx.results.facts import VARIATIONAL
 from numpyro_gpx.results.loss_notes import loss_notes
 from numpyro_gpx.results.posteriors import GuidePosterior
@@ -144,18 +144,16 @@ class SVI(Engine):
 
             return jax.lax.fori_loop(0, number, step, carry)
 
-        whole = jnp.asarray(0)
+        whole = placed(0)
         # The state's memory is given away at each block.
         program = compiled(
-            block, (state, jnp.zeros(BLOCK)), whole, whole, key_steps, call,
+            block, (state, _no_losses()), whole, whole, key_steps, call,
             donate=(0,),
         )  # fmt: skip
 
         def run(state, first, number):
-            carry = (state, jnp.zeros(BLOCK))
-            return program(
-                carry, jnp.asarray(number), jnp.asarray(first), key_steps, call
-            )
+            carry = (state, _no_losses())
+            return program(carry, placed(number), placed(first), key_steps, call)
 
         return run
 
@@ -176,6 +174,10 @@ class SVI(Engine):
         # While the model cooled down, its loss changed whatever the guide did.
         cold = losses if self.temperature == 1.0 else losses[self.num_steps // 2 :]
         return loss_notes(cold)
+
+
+def _no_losses():
+    return placed(np.zeros(BLOCK))
 
 
 class _Explain:

@@ -28,17 +28,20 @@ def to_disk(folder: str | os.PathLike[str] | None) -> None:
 
     This switches JAX's persistent compilation cache on for the whole process, for all
     that is compiled from now on, yours and ours: call it once, before the first fit.
-    A later process that calls it finds the programs there, and only traces them.
-    An entry is as large as its machine code (about 10 kB to 1 MB); nothing is ever
-    deleted, so now and then delete the folder yourself. Other versions of JAX, other
-    settings and other programs have other entries; another processor must have another
-    folder, as the code is made for this one.
+    A later process that calls it finds the programs there and only traces them; those
+    with callbacks are never kept. An entry is as large as its machine code, mostly 2
+    to 200 kB, and nothing is ever deleted: delete the folder now and then. Other
+    versions of JAX and other programs have other entries. Another kind of processor
+    must have another folder: the code is made for this one.
+
+    XLA writes lines about `+prefer-no-gather` to the terminal for programs that it has
+    loaded: these settings of its compiler are no features of a processor.
 
     Processes may share a folder, but JAX does not write entries atomically: one that
     reads what another has not finished warns, and compiles for itself. An entry that
-    was cut short, as by a crash, stays broken and is warned of each time: delete it.
-    Writing entries once ended a long run of many processes' tests with a segmentation
-    fault, whose cause is not known: this is for work whose results are saved.
+    was cut short, as by a crash, stays so and is warned of each time: delete it. A run
+    of our tests once ended with a segmentation fault while an entry was written; the
+    cause is not known.
 
     Args:
         folder: The folder, made if there is none; `None` switches the cache off again

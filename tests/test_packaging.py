@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Loaded on first use: together they take 2 s to import.
-HEAVY = ("arviz", "blackjax", "flowjax", "matplotlib", "pandas")
+HEAVY = (
+    "arviz", "blackjax", "flowjax", "matplotlib", "pandas", "scipy.optimize",
+    "scipy.stats", "sklearn", "xarray",
+)  # fmt: skip
 
 
 def run(*command, cwd, **environment):

@@ -25,7 +25,7 @@ FACE = """
 
 NAMESPACES = {
     "cache": """
-        clear num_compiled
+        clear num_compiled to_disk
     """,
     "cubature": """
         Analytic GaussHermite MonteCarlo Nodes Rule SphericalRadial Unscented

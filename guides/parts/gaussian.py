@@ -212,10 +212,12 @@ class GaussianGuide(SiteGuide):
         if self.theta == "point":
             z = loc
         else:
+            # Their constraints hold by construction; NumPyro's check of them would
+            # compile dozens of small programs where they are concrete.
             q = (
-                dist.Normal(loc, scale).to_event(1)
+                dist.Normal(loc, scale, validate_args=False).to_event(1)
                 if self.theta == "mean_field"
-                else dist.MultivariateNormal(loc, scale_tril=scale)
+                else dist.MultivariateNormal(loc, scale_tril=scale, validate_args=False)
             )
             z = numpyro.sample(f"_{self.prefix}_theta", q, infer=AUXILIARY)
         drawn = self.unravel_unconstrained(names, z)

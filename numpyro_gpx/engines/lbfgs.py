@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
@@ -20,6 +19,7 @@ from numpyro_gpx.engines.watch import Stopped
 from numpyro_gpx.notes import Note
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO
+from numpyro_gpx.program.numpy_values import placed
 from numpyro_gpx.results.facts import VARIATIONAL
 
 __all__ = ["LBFGS"]
@@ -79,7 +79,7 @@ class LBFGS(Engine):
                 "inputs. Pass `theta='point'` and a rule with fixed points, or use "
                 "`fit_svi`."
             )
-        key, key_draws = jr.split(key)
+        key, key_draws = once(_two_keys)(key)
         minimiser = _Minimiser(training, key)
         found = watch.whole(
             "lbfgs",
@@ -102,6 +102,11 @@ class LBFGS(Engine):
             if not info["converged"]:
                 notes = [_not_converged(info, minimiser.flat.dtype)]
         return training.outcome(minimiser.params(), key_draws, info, notes, watch)
+
+
+def _two_keys(key):
+    key_loss, key_draws = jr.split(key)
+    return key_loss, key_draws
 
 
 class _Minimiser:
@@ -152,7 +157,7 @@ class _Minimiser:
 
     def params(self) -> dict:
         """The parameters of the lowest loss, on their supports."""
-        best = jnp.asarray(self._best[1], self.flat.dtype)
+        best = placed(self._best[1].astype(self.flat.dtype))
         return once(lambda flat: self._svi.constrain_fn(self._unravel(flat)))(best)
 
     def promised(self, found) -> float:
@@ -161,7 +166,7 @@ class _Minimiser:
         return float(0.5 * grad @ (found.hess_inv @ grad))
 
     def _objective(self, x):
-        value, grad = self._evaluate(jnp.asarray(x, self.flat.dtype), *self._inputs)
+        value, grad = self._evaluate(placed(x.astype(self.flat.dtype)), *self._inputs)
         value, grad = float(value), np.asarray(grad, np.float64)
         finite = np.isfinite(value) and np.all(np.isfinite(grad))
         if not self.losses and not finite:

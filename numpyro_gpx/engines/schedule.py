@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from numpyro_gpx.engines.retry import NotFinite
 from numpyro_gpx.notes import Note
+from numpyro_gpx.program.numpy_values import placed
 from numpyro_gpx.program.program import Program
 from numpyro_gpx.results.fit import Fit
 from numpyro_gpx.results.posteriors import GuidePosterior
@@ -51,14 +52,14 @@ class Schedule(NamedTuple):
         """Share of the curve that is done before this step, the first being 0."""
         return self.begun + (1.0 - self.begun) * step / self.num_steps
 
-    def rate(self, step):
+    def rate(self, step, *, cos=jnp.cos):
         """The learning rate of this step, or of these."""
-        fall = 0.5 * (1.0 + jnp.cos(jnp.pi * self.place(step)))
+        fall = 0.5 * (1.0 + cos(np.pi * self.place(step)))
         return self.peak * (_END + (1.0 - _END) * fall)
 
     def rates(self, num_steps: int) -> np.ndarray:
         """Those of the first steps, `(num_steps,)`."""
-        return np.asarray(self.rate(np.arange(num_steps)))
+        return self.rate(np.arange(num_steps), cos=np.cos)
 
     def is_late(self, step: int) -> bool:
         """Whether this step is in the last fifth of the curve."""
@@ -67,7 +68,7 @@ class Schedule(NamedTuple):
     def as_arrays(self) -> Schedule:
         """The same as arguments of a program."""
         # As whole numbers the steps of an endless fit may have too many digits.
-        return Schedule(*(jnp.asarray(float(x)) for x in self))
+        return Schedule(*(placed(float(x)) for x in self))
 
 
 def schedule_of(guide, program: Program, init: Fit | None, num_steps: int) -> Schedule:

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
@@ -32,6 +31,7 @@ from numpyro_gpx.engines.watch import BLOCK, Record
 from numpyro_gpx.program.batches import draw_batch
 from numpyro_gpx.program.compile_cache import compiled, once
 from numpyro_gpx.program.elbo import ELBO, Loss
+from numpyro_gpx.program.numpy_values import placed
 from numpyro_gpx.results.facts import VARIATIONAL
 from numpyro_gpx.results.posteriors import GuidePosterior
 
@@ -188,18 +188,16 @@ class SVI(Engine):
 
             return jax.lax.fori_loop(0, number, step, carry)
 
-        whole, plan = jnp.asarray(0), planned.as_arrays()
+        whole, plan = placed(0), planned.as_arrays()
         # The state's memory is given away at each block.
         program = compiled(
-            block, (state, jnp.zeros(BLOCK)), whole, whole, plan, key_steps, call,
+            block, (state, _no_losses()), whole, whole, plan, key_steps, call,
             donate=(0,),
         )  # fmt: skip
 
         def run(state, first, number):
-            carry = (state, jnp.zeros(BLOCK))
-            return program(
-                carry, jnp.asarray(number), jnp.asarray(first), plan, key_steps, call
-            )
+            carry = (state, _no_losses())
+            return program(carry, placed(number), placed(first), plan, key_steps, call)
 
         return run
 
@@ -228,6 +226,10 @@ class _Rule:
             rest = self.optimizer.rest or adam_at(rate)
             return optax_to_numpyro(self.optimizer.of(self.guide, rest))
         return self.given
+
+
+def _no_losses():
+    return placed(np.zeros(BLOCK))
 
 
 class _Explain:

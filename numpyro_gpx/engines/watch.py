@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm
 
@@ -200,7 +199,7 @@ class Watch:
                 first = record.num_steps
                 number = min(number, num_steps - first)
                 # Blocks may write over the memory of the state they are given.
-                kept = None if explain is None else jax.tree.map(jnp.copy, state)
+                kept = None if explain is None else jax.tree.map(_copied, state)
                 before = time.perf_counter()
                 state, reports = block(state, first, number)
                 latest = jax.tree.map(lambda x, n=number: np.asarray(x)[:n], reports)
@@ -251,6 +250,11 @@ class Watch:
             )
         self.cut = self.stopped
         return self.cut is not None
+
+
+def _copied(x):
+    """The same in memory of its own; `jnp.copy` compiles a program for each shape."""
+    return jax.device_put(x, may_alias=False)
 
 
 def _size(record: Record, most: int, dearer: float) -> int:

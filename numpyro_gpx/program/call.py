@@ -10,7 +10,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
@@ -20,6 +19,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_gpx.numerics.jitter import explicit_jitter, jitter
 from numpyro_gpx.numerics.threads import one_at_a_time
+from numpyro_gpx.program.numpy_values import placed
 from numpyro_gpx.program.options import check_known
 from numpyro_gpx.sites.gp_calls import at_own_rows
 
@@ -33,7 +33,7 @@ def _from_numpy(tree):
 
     def convert(x):
         numeric = isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
-        return jnp.asarray(x) if numeric else x
+        return placed(x) if numeric else x
 
     return jax.tree.map(convert, tree)
 
@@ -235,7 +235,7 @@ def _as_array(name: str, x):
     if isinstance(x, np.ndarray | jax.Array):
         if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
             raise ValueError(f"Argument {name} must be numeric; got dtype {x.dtype}.")
-        return jnp.asarray(x)
+        return placed(x)
     return x
 
 

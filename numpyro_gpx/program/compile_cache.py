@@ -28,6 +28,8 @@ from numpyro.primitives import _PYRO_STACK
 from numpyro_gpx.numerics.jitter import explicit_jitter
 from numpyro_gpx.numerics.threads import batches_hang, one_at_a_time
 from numpyro_gpx.program.closure_digest import contents
+from numpyro_gpx.program.dataflow import only
+from numpyro_gpx.program.numpy_values import numpy_values, placed
 
 __all__ = [
     "clear",
@@ -125,48 +127,80 @@ def compiled(
         donate: Positions of arguments whose memory the result may take.
         optimise: Whether to spend time on fast code; not for what runs once.
     """
-    return _Program(fn, args, donate, optimise)
+    with _timed():
+        traced = _Traced(fn, args)
+        return _Program(traced, traced.lowered(donate), optimise)
 
 
 def lowered(fn: Callable, *args) -> jax.stages.Lowered:
     """The program that `run(fn, *args)` compiles, for those who want to read it."""
-    return _Program(fn, args, (), True, compile_it=False).lowered
+    with _timed():
+        return _Traced(fn, args).lowered(())
 
 
-class _Program:
-    """An executable with the arrays that its function has closed over."""
+def once(fn: Callable) -> Callable:
+    """`fn` for what runs once: by NumPy if it is that small.
 
-    def __init__(self, fn, args, donate, optimise, *, compile_it=True):
-        started = time.perf_counter()
-        flat, tree, static = _split(args)
-        self.tree = tree
+    Else compiled at its first call, with little optimisation.
+    """
+
+    @functools.wraps(fn)
+    def call(*args):
+        with _timed():
+            traced = _Traced(fn, args)
+            found = numpy_values(traced.closed, traced.flat)
+            if found is not None:
+                return jax.tree.unflatten(traced.out_tree, found)
+            program = _Program(traced, traced.lowered(()), optimise=False)
+        return program(*args)
+
+    return call
+
+
+class _Traced:
+    """A function as its jaxpr, with the arrays that it has closed over."""
+
+    def __init__(self, fn, args):
+        self.args = args
+        self.flat, self.tree, static = _split(args)
+        tree = self.tree
 
         def traced(*flat):
             with _no_handlers():
                 return fn(*_join(tree, flat, static))
 
         with one_at_a_time():
-            jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*flat)
+            closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*self.flat)
         self.out_tree = jax.tree.structure(shapes)
-        self.constants = [jax.numpy.asarray(c) for c in jaxpr.consts]
+        # What nobody asked for is not lowered: models compute a lot on the way.
+        self.closed = only(closed, range(len(closed.jaxpr.outvars)))
+        self.constants = [placed(c) for c in closed.consts]
+
+    def lowered(self, donate) -> jax.stages.Lowered:
         # Positions of leaves, behind the constants, that may be overwritten.
         given: list[int] = []
         start = 0
-        for position, arg in enumerate(args):
+        for position, arg in enumerate(self.args):
             number = len(_arrays(arg))
             if position in donate:
                 given += range(1 + start, 1 + start + number)
             start += number
+        jaxpr = self.closed.jaxpr
 
         def program(constants, *flat):
-            return jax.core.eval_jaxpr(jaxpr.jaxpr, constants, *flat)
+            return jax.core.eval_jaxpr(jaxpr, constants, *flat)
 
         jitted = jax.jit(program, donate_argnums=tuple(given), keep_unused=True)
-        self.lowered = jitted.lower(self.constants, *flat)
-        self.options = _options(optimise)
-        if compile_it:
-            self.executable = _executable(self.lowered, self.options)
-        _SECONDS[0] += time.perf_counter() - started
+        return jitted.lower(self.constants, *self.flat)
+
+
+class _Program:
+    """An executable with the arrays that its function has closed over."""
+
+    def __init__(self, traced: _Traced, low: jax.stages.Lowered, optimise: bool):
+        self.tree, self.out_tree = traced.tree, traced.out_tree
+        self.constants = traced.constants
+        self.executable = _executable(low, _options(optimise))
 
     def __call__(self, *args):
         flat, tree, _ = _split(args)
@@ -175,6 +209,16 @@ class _Program:
                 f"The program was compiled for arguments {self.tree}; got {tree}."
             )
         return jax.tree.unflatten(self.out_tree, self.executable(self.constants, *flat))
+
+
+@contextlib.contextmanager
+def _timed():
+    """What runs inside is tracing and compiling."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        _SECONDS[0] += time.perf_counter() - started
 
 
 @contextlib.contextmanager
@@ -264,13 +308,3 @@ def _context():
     precision = config["jax_default_matmul_precision"]
     keys = config["jax_default_prng_impl"]
     return explicit_jitter(), config["jax_enable_x64"], precision, keys
-
-
-def once(fn: Callable) -> Callable:
-    """`fn` compiled at its first call, with little optimisation: for what runs once."""
-
-    @functools.wraps(fn)
-    def call(*args):
-        return compiled(fn, *args, optimise=False)(*args)
-
-    return call

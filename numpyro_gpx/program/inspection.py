@@ -29,6 +29,7 @@ from numpyro_gpx.program.dataflow import (
     only,
     plate_indices,
 )
+from numpyro_gpx.program.numpy_values import numpy_values, placed
 from numpyro_gpx.sites.gp_calls import recorded_calls
 from numpyro_gpx.sites.marks import GPMark, marked
 from numpyro_gpx.sites.observation import made_here, observation
@@ -88,7 +89,7 @@ class Look:
         self._shapes = shapes
         self.indexed: list[Indexed] = indexed_by_plates(self.jaxpr)
         self._depends = dependencies(self.jaxpr)
-        constants = list(map(jnp.asarray, self.jaxpr.consts))
+        constants = list(map(placed, self.jaxpr.consts))
         # Inside `jit`, as where plain SVI is compiled, they have no values.
         known = all(not_jax_tracer(c) for c in constants)
         # Those that only say where parameters start are not read by a fit.
@@ -182,7 +183,7 @@ class Look:
             def program(constants, flat):
                 return jax.core.eval_jaxpr(self.jaxpr.jaxpr, constants, *flat)
 
-            constants = list(map(jnp.asarray, self.jaxpr.consts))
+            constants = list(map(placed, self.jaxpr.consts))
             self._text = jax.jit(program).lower(constants, self._flat).as_text()
         found = hashlib.sha256(self._text.encode())
         found.update("".join(self._digests).encode())
@@ -306,13 +307,15 @@ def _term(name: str, site):
 
 
 def _evaluate(program, flat) -> list:
-    if not program.jaxpr.eqns:  # targets that are arguments: nothing to compile
-        return jax.core.eval_jaxpr(program.jaxpr, program.consts, *flat)
+    # Any draw of what the targets or their checks depend on serves.
+    found = numpy_values(program, flat, draws=True)
+    if found is not None:
+        return found
 
     def run(constants, flat):
         return jax.core.eval_jaxpr(program.jaxpr, constants, *flat)
 
-    constants = list(map(jnp.asarray, program.consts))
+    constants = list(map(placed, program.consts))
     return compiled(run, constants, flat, optimise=False)(constants, flat)
 
 

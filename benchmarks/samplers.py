@@ -1,22 +1,33 @@
-"""Effective draws per gradient and per CPU second: `fit_guided` beside NumPyro's NUTS.
+"""Effective draws per gradient and per CPU second, all in, of eleven samplers.
 
-    python benchmarks/samplers.py --data DIR [--seeds 1] [--quick]
+    python benchmarks/samplers.py --data DIR [--seeds 3] [--draws 1000] [--only TEXT]
 
-NUTS runs on the same model written by hand in plain NumPyro, whitened, one chain of 500
-+ 1000, as a user would have it. Seconds are CPU seconds of everything: guide,
-compilation, warm-up, draws. ESS is that of the worst hyperparameter on the log scale,
-and of the worst entry of `f`; of weights that of the weights. Gradients are those of
-draws, warm-up and weights not counted. `z` is the largest difference of means of the
-hyperparameters from NUTS, in standard errors of both.
+Eight posteriors (`sampler_problems.py`), each as our model and by hand in NumPyro,
+as a user would have it; samplers in `sampler_peers.py`, nutpie where it is installed.
+Every run is a process of its own, and CPU seconds are those of everything after the
+imports: guide, compilation, warm-up, draws. One chain of 500 + 1000, our guided fits
+four of 500. ESS is that of the worst log hyperparameter (in bulk, and of the
+worse tail), and of the worst value of `f`; of weights that of these. Gradients are
+those of draws; warm-up and weights are not counted. `z` is the largest difference of
+means, and of standard deviations, of log hyperparameters from a reference (NumPyro's
+NUTS, 8000 draws; for the deep GP `fit_nuts`), in standard errors of both. Ratios are to
+NumPyro's NUTS of the same seed, of the deep GP to `fit_nuts`.
+
+Runs that are done are kept in `results/samplers.json`; another call goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
@@ -25,196 +36,172 @@ jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from datasets import add_data_option, data_folder, load
+from datasets import add_data_option, data_folder
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
-from results import markdown_table, write
+from results import FOLDER, markdown_table, write
+from sampler_peers import SAMPLERS
+from sampler_problems import problems
 
-import numpyro_gpx as gpx
-
-NAMES = ("variance", "lengthscale")
-
-
-def hyperparameters():
-    return {name: numpyro.sample(name, dist.LogNormal(0.0, 1.0)) for name in NAMES}
+_REFERENCE, _REFERENCE_SEED, _LONG = "reference", 1000, 8
+# Runs that take longer are given up, and said to be.
+_PATIENCE = 3600.0
 
 
-class FullGP:
-    """A GP at its own rows, under a likelihood of ours and of NumPyro's."""
-
-    def __init__(self, X, y, likelihood, theirs):
-        self.X, self.y, self.likelihood, self.theirs = X, y, likelihood, theirs
-        self.points = gpx.inducing.Data(X)
-
-    def ours(self, X, y=None):
-        kernel = gpx.kernels.RBF(**hyperparameters())
-        f = gpx.gp("f", kernel, inducing=self.points)
-        with numpyro.plate("data", len(X)):
-            gpx.observe("y", f(X), self.likelihood, obs=y)
-
-    def by_hand(self, y):
-        squares = jnp.sum((self.X[:, None] - self.X[None]) ** 2, axis=-1)
-        theta = hyperparameters()
-        K = theta["variance"] * jnp.exp(-0.5 * squares / theta["lengthscale"] ** 2)
-        N = len(self.X)
-        L = jnp.linalg.cholesky(K + 1e-8 * theta["variance"] * jnp.eye(N))
-        v = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N]).to_event(1))
-        with numpyro.plate("data", N):
-            numpyro.sample("y", self.theirs(L @ v), obs=y)
+def run_one(folder, name: str, who: str, seed: int, draws: int) -> dict:
+    """One sampler on one posterior, in this process."""
+    problem = problems(folder)[name]()
+    sampler = SAMPLERS[first_of(problem) if who == _REFERENCE else who]
+    number = _LONG * draws if who == _REFERENCE else draws
+    before = time.process_time()
+    drawn = sampler(problem, jr.key(seed), number)
+    seconds = time.process_time() - before
+    return {"seconds": seconds, **summary(problem, drawn)}
 
 
-class SparseGP(FullGP):
-    """Through M inducing points; labels with the logit link, whose expectation under
-    the conditional is by 20 Gauss-Hermite nodes for both."""
-
-    def __init__(self, X, y, Z):
-        super().__init__(X, y, gpx.likelihoods.Bernoulli(), None)
-        self.points, self.Z = gpx.inducing.Points(Z), Z
-
-    def by_hand(self, y):
-        theta = hyperparameters()
-
-        def k(A, B):
-            squares = jnp.sum((A[:, None] - B[None]) ** 2, axis=-1)
-            return theta["variance"] * jnp.exp(
-                -0.5 * squares / theta["lengthscale"] ** 2
-            )
-
-        M = len(self.Z)
-        L = jnp.linalg.cholesky(
-            k(self.Z, self.Z) + 1e-8 * theta["variance"] * jnp.eye(M)
-        )
-        A = jax.scipy.linalg.solve_triangular(L, k(self.Z, self.X), lower=True)
-        v = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([M]).to_event(1))
-        sd = jnp.sqrt(jnp.maximum(theta["variance"] - jnp.sum(A**2, axis=0), 1e-30))
-        nodes, weights = np.polynomial.hermite_e.hermegauss(20)
-        f = (A.T @ v)[:, None] + sd[:, None] * nodes
-        terms = dist.Bernoulli(logits=f).log_prob(y[:, None])
-        numpyro.factor("y", jnp.sum(terms @ (weights / weights.sum())))
+def first_of(problem) -> str:
+    """Whom ratios and the reference are of."""
+    return "fit_nuts" if problem.noisy else next(iter(SAMPLERS))
 
 
-def problems(folder, quick: bool) -> dict:
-    years, counts = load(folder, "coal")
-    years = (years - 1907.0) / 30.0
-    rng = np.random.default_rng(1)
-    X = rng.uniform(-2.0, 2.0, (200, 2))
-    f = np.sin(2.0 * X[:, 0]) + X[:, 1]
-    labels = (f + rng.logistic(size=200) > 0.0).astype(float)
-    found = {
-        "coal, 112 years, full GP": FullGP(
-            years, counts, gpx.likelihoods.Poisson(),
-            lambda f: dist.Poisson(jnp.exp(f)),
-        ),
-        "classifier, N=200, full GP": FullGP(
-            X, labels, gpx.likelihoods.Bernoulli(), lambda f: dist.Bernoulli(logits=f)
-        ),
+def summary(problem, drawn) -> dict:
+    """Moments of log hyperparameters, and what draws are worth."""
+    theta = np.concatenate(
+        [
+            np.log(drawn.chains[n]).reshape(*drawn.chains[n].shape[:2], -1)
+            for n in problem.thetas
+        ],
+        axis=-1,
+    )
+    if drawn.worth is None:
+        bulk, tail = effective_sample_size(theta), in_tails(theta)
+        squares = effective_sample_size((theta - theta.mean((0, 1))) ** 2)
+        ess_f = float(np.min(effective_sample_size(functions(problem, drawn.chains))))
+    else:  # independent draws, drawn again by their weights
+        bulk = tail = squares = np.full(theta.shape[-1], drawn.worth)
+        ess_f = drawn.worth
+    flat = theta.reshape(-1, theta.shape[-1])
+    sd = flat.std(axis=0)
+    return {
+        "gradients": drawn.gradients, "ess": float(np.min(bulk)),
+        "ess_tail": float(np.min(tail)), "ess_f": ess_f, "note": drawn.note,
+        "mean": flat.mean(axis=0).tolist(), "mean_error": (sd / np.sqrt(bulk)).tolist(),
+        "sd": sd.tolist(), "sd_error": (sd / np.sqrt(2.0 * squares)).tolist(),
     }  # fmt: skip
-    X = rng.uniform(-2.0, 2.0, (2000, 2))
-    f = np.sin(2.0 * X[:, 0]) + X[:, 1]
-    labels = (f + rng.logistic(size=2000) > 0.0).astype(float)
-    Z = np.asarray(gpx.inducing.kmeans(jr.key(0), X, 30))
-    found["classifier, N=2000, M=30"] = SparseGP(X, labels, Z)
-    return dict(list(found.items())[:1]) if quick else found
 
 
-def summary(chains: dict, ess=None) -> dict:
-    """Moments of log hyperparameters, and the worst ESS of these and of `f`."""
-    theta = np.stack([np.log(chains[name]) for name in NAMES], axis=-1)
-    each = effective_sample_size(theta)
-    function = np.min(effective_sample_size(chains["f"]))
-    if ess is not None:  # independent draws, drawn again by their weights
-        each, function = np.full(len(NAMES), ess), ess
-    flat = theta.reshape(-1, len(NAMES))
-    return {
-        "ess": float(np.min(each)),
-        "ess_f": float(function),
-        "mean": flat.mean(axis=0),
-        "error": flat.std(axis=0) / np.sqrt(each),
-    }
+def in_tails(theta: np.ndarray) -> np.ndarray:
+    """ESS of being in the worse of the tails of a twentieth."""
+    low, high = np.quantile(theta, [0.05, 0.95], axis=(0, 1))
+    shares = (theta <= low, theta >= high)
+    return np.minimum(*(effective_sample_size(s.astype(float)) for s in shares))
 
 
-def plain(problem, seed: int, quick: bool) -> dict:
-    number = 100 if quick else 1000
-    before = time.process_time()
-    mcmc = MCMC(
-        NUTS(problem.by_hand), num_warmup=number // 2, num_samples=number,
-        progress_bar=False,
-    )  # fmt: skip
-    mcmc.run(jr.key(seed), jnp.asarray(problem.y), extra_fields=("num_steps",))
-    chains = {n: np.asarray(x)[None] for n, x in mcmc.get_samples().items()}
-    seconds = time.process_time() - before
-    gradients = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
-    return {"seconds": seconds, "gradients": gradients, **summary(chains)}
+def functions(problem, chains: dict) -> np.ndarray:
+    """`f` at the rows, `(chains, draws, N)`."""
+    lead = next(iter(chains.values())).shape[:2]
+    flat = {n: jnp.asarray(x).reshape(-1, *x.shape[2:]) for n, x in chains.items()}
+    values = jax.jit(lambda flat: jax.lax.map(problem.function, flat))(flat)
+    return np.asarray(values).reshape(*lead, -1)
 
 
-def guided(problem, seed: int, method: str) -> dict:
-    gpx.cache.clear()  # all in
-    jax.clear_caches()
-    before = time.process_time()
-    fit = gpx.fit_guided(
-        problem.ours, problem.X, problem.y, method=method, key=jr.key(seed),
-        num_samples=500 if method == "hmc" else 2000, progress=False,
-    )  # fmt: skip
-    chains = fit.chains()
-    seconds = time.process_time() - before
-    by_weights = fit.info["method"] == "importance"
-    worth = fit.info["importance_ess"] if by_weights else None
-    return {
-        "seconds": seconds,
-        "gradients": fit.info.get("num_gradients", 0),
-        "method": fit.info["method"],
-        "k_hat": fit.info["k_hat"],
-        "notes": [note.kind for note in fit.check()],
-        **summary(chains, worth),
-    }
+def in_a_process(args, name: str, who: str, seed: int) -> dict:
+    """One run in a process of its own; what went wrong, if something did."""
+    command = [
+        sys.executable, __file__, "--data", str(args.folder), "--draws",
+        str(args.draws), "--one", name, who, str(seed),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in {_PATIENCE:.0f} s"}
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1][:200]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def key_of(name: str, who: str, seed: int, draws: int) -> str:
+    return f"{name} | {who} | seed {seed} | {draws} draws"
+
+
+def table(record: dict, draws: int, seeds: int, folder) -> str:
+    header = [
+        "problem", "seed", "who", "CPU s", "ESS, theta", "tail", "f",
+        "per 1000 gradients", "per CPU s, theta", "f", "ratio, theta", "ratio, f",
+        "z, means", "z, sds", "diagnostic",
+    ]  # fmt: skip
+    rows = []
+    for name, make in problems(folder).items():
+        first = first_of(make())
+        reference = record.get(key_of(name, _REFERENCE, _REFERENCE_SEED, draws))
+        for seed in range(seeds):
+            base = record.get(key_of(name, first, seed, draws))
+            for who in SAMPLERS:
+                one = record.get(key_of(name, who, seed, draws))
+                if one is not None:
+                    rows.append([name, seed, who, *cells(one, base, reference)])
+    return markdown_table(header, rows)
+
+
+def cells(one: dict, base: dict | None, reference: dict | None) -> list:
+    if "failed" in one:
+        return [""] * 11 + [one["failed"]]
+    rates = [one[e] / one["seconds"] for e in ("ess", "ess_f")]
+    ratios: list = ["", ""]
+    if base is not None and "failed" not in base:
+        ratios = [
+            rate / (base[e] / base["seconds"])
+            for rate, e in zip(rates, ("ess", "ess_f"), strict=True)
+        ]
+    z: list = ["", ""]
+    if reference is not None and "failed" not in reference:
+        z = [apart(one, reference, what) for what in ("mean", "sd")]
+    per_gradient = 1000.0 * one["ess"] / one["gradients"] if one["gradients"] else ""
+    return [
+        one["seconds"], one["ess"], one["ess_tail"], one["ess_f"], per_gradient,
+        *rates, *ratios, *z, one["note"],
+    ]  # fmt: skip
+
+
+def apart(one: dict, reference: dict, what: str) -> float:
+    errors = [np.asarray(x[f"{what}_error"]) for x in (one, reference)]
+    gap = np.asarray(one[what]) - np.asarray(reference[what])
+    return float(np.max(np.abs(gap / np.hypot(*errors))))
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_data_option(parser)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="one problem, few draws")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--only", default="", help="problems whose name has this")
+    parser.add_argument("--who", default="", help="samplers whose name has this")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    rows, record = [], {}
-    for name, problem in problems(data_folder(args.data), args.quick).items():
-        for seed in range(args.seeds):
-            found = {"NumPyro NUTS": plain(problem, seed, args.quick)}
-            for method in ("importance", "hmc"):
-                found[f"fit_guided, {method}"] = guided(problem, seed, method)
-            reference = found["NumPyro NUTS"]
-            for who, one in found.items():
-                z = (one["mean"] - reference["mean"]) / np.hypot(
-                    one["error"], reference["error"]
-                )
-                rate, rate_f = (one[e] / one["seconds"] for e in ("ess", "ess_f"))
-                ratio = rate / (reference["ess"] / reference["seconds"])
-                per_gradient = (
-                    1000.0 * one["ess"] / one["gradients"]
-                    if one["gradients"]
-                    else float("nan")
-                )
-                diagnostic = f"k-hat {one['k_hat']:.2f}" if "k_hat" in one else ""
-                rows.append([
-                    name, seed, who, one["seconds"], one["ess"], one["ess_f"],
-                    per_gradient, rate, rate_f, ratio, float(np.max(np.abs(z))),
-                    " ".join([diagnostic, *one.get("notes", [])]),
-                ])  # fmt: skip
-            record[f"{name}, seed {seed}"] = {
-                who: {
-                    k: v.tolist() if isinstance(v, np.ndarray) else v
-                    for k, v in one.items()
-                }
-                for who, one in found.items()
-            }
-    header = [
-        "problem", "seed", "who", "CPU s, all in", "ESS, theta", "ESS, f",
-        "ESS per 1000 gradients", "ESS per CPU s, theta", "f", "ratio, theta", "z",
-        "diagnostic",
-    ]  # fmt: skip
-    text = f"# Effective draws\n\n{__doc__}\n{markdown_table(header, rows)}"
-    write("samplers", record, text)
+    args.folder = data_folder(args.data)
+    if args.one:
+        name, who, seed = args.one
+        print(json.dumps(run_one(args.folder, name, who, int(seed), args.draws)))
+        return
+    path = Path(FOLDER / "samplers.json")
+    record = json.loads(path.read_text()) if path.exists() else {}
+    record.pop("machine", None)
+    for name, make in problems(args.folder).items():
+        if args.only not in name:
+            continue
+        jobs = [(_REFERENCE, _REFERENCE_SEED)]
+        jobs += [(who, seed) for seed in range(args.seeds) for who in SAMPLERS]
+        ours_alone = make().noisy
+        for who, seed in jobs:
+            key = key_of(name, who, seed, args.draws)
+            theirs = ours_alone and who != _REFERENCE and not who.startswith("fit_")
+            if key in record or theirs or args.who not in who:
+                continue
+            print(key, flush=True)
+            record[key] = in_a_process(args, name, who, seed)
+            text = table(record, args.draws, args.seeds, args.folder)
+            write("samplers", record, f"# Effective draws\n\n{__doc__}\n{text}")
 
 
 if __name__ == "__main__":

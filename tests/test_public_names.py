@@ -116,7 +116,8 @@ SIGNATURES = {
         "chain_method='sequential', init_strategy=None, step_size=1.0, "
         "adapt_step_size=True, adapt_mass_matrix=True, regularize_mass_matrix=True, "
         "find_heuristic_step_size=False, noise_sets=16, params=None, "
-        "max_tree_depth=10, init=None, progress=True, time_limit=None, **kwargs)"
+        "max_tree_depth=10, through=None, init=None, progress=True, "
+        "time_limit=None, **kwargs)"
     ),
     "fit_sites": (
         "(model, *args, key, max_updates=100, init=None, progress=True, "

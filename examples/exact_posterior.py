@@ -77,7 +77,7 @@ def main(args=None) -> None:
 
 def figure_of(fits: dict, X, y):
     """Draws of the hyperparameters, and the share of ones."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), width_ratios=(1, 1, 1.4))
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4), width_ratios=(1, 1, 1.6))
     for ax, (name, fit) in zip(axes, list(fits.items())[:2], strict=False):
         draws = fit.draws(2000)
         ax.plot(*(np.log(draws[n]) for n in NAMES), ".", markersize=2, alpha=0.4)
@@ -86,6 +86,7 @@ def figure_of(fits: dict, X, y):
         ax.set(xlim=axes[1].get_xlim(), ylim=axes[1].get_ylim())
     x = np.linspace(-2.5, 2.5, 150)
     gpx.plots.predictions(fits, x, data=(X, y), ax=axes[2])
+    axes[2].set_title("")  # where the legend stands
     figure.tight_layout()
     return figure
 

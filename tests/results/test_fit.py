@@ -563,7 +563,10 @@ def test_models_may_start_at_values(fit):
 
     start = init_to_value(values={"scale": 0.123})
     guide = gpx.guides.WhitenedGaussian(free, init_loc_fn=start)
-    svi = gpx.fit_svi(free, guide, X, Y, key=jr.key(0), num_steps=1, progress=False)
+    svi = gpx.fit_svi(
+        free, guide, X, Y, key=jr.key(0), num_steps=1, progress=False,
+        optimizer=optax.adam(0.01),
+    )  # fmt: skip
     assert_allclose(svi.draws(4)["scale"], 0.123, rtol=0.02)
 
 

@@ -230,7 +230,7 @@ def _threefry(keys, counts):
 
 def _counted(keys, shape):
     """The cipher of the counts 0, 1, ... in this shape, for every key."""
-    if not jax.config.jax_threefry_partitionable:
+    if not jax.config.values["jax_threefry_partitionable"]:
         raise Unknown  # JAX's older way to count
     counts = np.arange(math.prod(shape), dtype=np.uint64).reshape(shape)
     keys = np.asarray(keys, np.uint64)

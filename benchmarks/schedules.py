@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-import warnings
 
 import jax
 
@@ -144,7 +143,6 @@ def main():
     parser.add_argument("--quick", action="store_true", help="few steps, nothing kept")
     parser.add_argument("--only", nargs="+", default=list(CASES))
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
     path = FOLDER / f"{NAME}.json"
     rows = {}
     if path.exists() and not options.quick:

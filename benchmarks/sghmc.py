@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-import warnings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -77,9 +76,7 @@ def measured(problem: Classifier, run) -> dict:
     """What a fit came to, in CPU seconds and draws."""
     gpx.cache.clear()
     before = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gpx.FitWarning)
-        fit = run()
+    fit = run()
     seconds = time.process_time() - before
     chains = fit.chains()
     theta = np.stack([np.log(chains[name]) for name in NAMES], axis=-1)

@@ -7,7 +7,6 @@ belief about `v`.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpyro
 from jax.scipy.linalg import solve_triangular
@@ -55,6 +54,7 @@ class ConditionalGaussian(GaussianGuide):
     """
 
     factorised = True
+    transport_kind = PlacingTransport
     can_weaken = True
     # Its pseudo-observation is of `u`, whose prior has the mean.
     follows_means = True
@@ -75,11 +75,6 @@ class ConditionalGaussian(GaussianGuide):
         names = {f"{name}_{self.prefix}_precision_tril" for name in self.structure.gps}
         root = jnp.sqrt(strength)
         return {n: root * x if n in names else x for n, x in params.items()}
-
-    def transport(self, params, call, root=None):
-        if self.structure.row_sites:
-            return None
-        return PlacingTransport(self, params, call, root)
 
     def push(self, name: str, gp: GPMark, params: dict, w: Array):
         r"""A GP site from a standard normal vector, and the log determinant.
@@ -102,7 +97,7 @@ class ConditionalGaussian(GaussianGuide):
                 return v, log_det
             return m + factor.multiply(v[:, None])[:, 0], log_det + factor.log_det()
 
-        value, log_det = self._each_output(gp, one, *self._pseudo_in(name, params), w)
+        value, log_det = gp.each_output(one, *self._pseudo_in(name, params), w)
         return value, jnp.sum(log_det)
 
     def pull(self, name: str, gp: GPMark, params: dict, value: Array) -> Array:
@@ -113,7 +108,7 @@ class ConditionalGaussian(GaussianGuide):
             v = value if gp.whiten else factor.solve((value - m)[:, None])[:, 0]
             return C.T @ v - centre
 
-        return self._each_output(gp, one, *self._pseudo_in(name, params), value)
+        return gp.each_output(one, *self._pseudo_in(name, params), value)
 
     def _belief(self, name, gp: GPMark):
         site = self.structure.latents[name]
@@ -130,7 +125,7 @@ class ConditionalGaussian(GaussianGuide):
         def one(factor, m, loc, precision_tril):
             return from_precision(*_natural(factor, m, loc, precision_tril))
 
-        belief = self._each_output(gp, one, loc, precision_tril)
+        belief = gp.each_output(one, loc, precision_tril)
         m = gp.prior.inducing_mean(gp.num_outputs)
         return belief if gp.whiten else belief.affine(m, gp.prior.lower())
 
@@ -139,15 +134,6 @@ class ConditionalGaussian(GaussianGuide):
         return tuple(
             params[f"{name}_{self.prefix}_{part}"] for part in ("loc", "precision_tril")
         )
-
-    def _each_output(self, gp: GPMark, fn, *arrays):
-        """`fn(factor, inducing mean, ...)` of the one output, or of each."""
-        m = gp.prior.inducing_mean(gp.num_outputs)  # (M,) or (P, M)
-        if gp.num_outputs is None:
-            return fn(gp.prior.factor, m, *arrays)
-        own = 0 if gp.prior.has_own_kernels else None
-        axes = (own, *[0] * (1 + len(arrays)))
-        return jax.vmap(fn, in_axes=axes)(gp.prior.factor, m, *arrays)
 
 
 def _natural(factor, m, loc, precision_tril):

@@ -46,6 +46,8 @@ class GaussianGuide(SiteGuide):
     """
 
     can_transport = True
+    # What it is as a map.
+    transport_kind: type[GaussianTransport] = GaussianTransport
     # Whether its beliefs about GPs know nothing of what is added to these.
     factorised = False
     # Whether its beliefs about GPs follow hyperparameters of their mean functions.
@@ -92,7 +94,7 @@ class GaussianGuide(SiteGuide):
     def transport(self, params, call, root=None):
         if self.structure.row_sites:
             return None
-        return GaussianTransport(self, params, call, root)
+        return self.transport_kind(self, params, call, root)
 
     def held_of(self, theta: dict, call: Call) -> tuple[Held, ...]:
         """What is held of all sites but hyperparameters, where rows have none."""

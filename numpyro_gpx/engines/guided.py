@@ -28,6 +28,8 @@ __all__ = ["Guided"]
 
 # Weights worth less than this share of the draws are wasted on their tail.
 _FEW = 0.1
+# k-hat of the stage before the last from which that is not worth its draws.
+_HOPELESS = 1.0
 
 
 class Guided(Engine):
@@ -46,7 +48,9 @@ class Guided(Engine):
             0.7 and its weights are worth a tenth of the draws.
         num_samples: Draws of each chain.
         num_chains: Chains; of importance sampling a way to count its draws.
-        num_proposals: Draws of the guide that importance sampling weighs.
+        num_proposals: Draws of the guide that importance sampling weighs; of `"hmc"`,
+            and of `"auto"` where k-hat is above 1 after them, only the 3000 before
+            these, from which chains start.
         noise_sets: As in `NUTS`: of models with noise between layers.
 
     Its fits have in `fit.info` the `method`, `k_hat` and `importance_ess`, and of HMC
@@ -119,7 +123,7 @@ class _Run:
         before = time.perf_counter()
         # HMC needs no more of it than where to start.
         number = 0 if self.engine.method == "hmc" else self.engine.num_proposals
-        hopeless = TOO_HEAVY + 0.3 if self.engine.method == "auto" else np.inf
+        hopeless = _HOPELESS if self.engine.method == "auto" else np.inf
         weighted = importance(
             self.through, key_weights, number, self.watch, hopeless=hopeless
         )

@@ -98,16 +98,6 @@ class PseudoBound:
         return {name: _natural(gps[name], beliefs[name], slopes[name]) for name in gps}
 
 
-def _over_outputs(gp: GPMark, fn, *args):
-    """`fn(factor, inducing mean, ...)` of the one output, or of each."""
-    mean = gp.prior.inducing_mean(gp.num_outputs)
-    if gp.num_outputs is None:
-        return fn(gp.prior.factor, mean, *args)
-    own = 0 if gp.prior.has_own_kernels else None
-    axes = (own, *[0] * (1 + len(args)))
-    return jax.vmap(fn, in_axes=axes)(gp.prior.factor, mean, *args)
-
-
 def _belief(gp: GPMark, pseudo: Pseudo) -> GaussianBelief:
     def one(factor, mean, precision, linear):
         half = factor.multiply_t(precision)  # R^T Lambda
@@ -116,7 +106,7 @@ def _belief(gp: GPMark, pseudo: Pseudo) -> GaussianBelief:
         linear = factor.multiply_t((linear - precision @ mean)[:, None])[:, 0]
         return from_precision(eye + 0.5 * (whole + whole.T), linear)
 
-    return _over_outputs(gp, one, *pseudo)
+    return gp.each_output(one, *pseudo)
 
 
 def _natural(gp: GPMark, belief: GaussianBelief, slope: GaussianBelief) -> Pseudo:
@@ -137,4 +127,4 @@ def _natural(gp: GPMark, belief: GaussianBelief, slope: GaussianBelief) -> Pseud
         return Pseudo(in_u, factor.solve_t(linear[:, None])[:, 0] + in_u @ mean)
 
     arrays = belief.mean, belief.scale_tril, slope.mean, slope.scale_tril
-    return _over_outputs(gp, one, *arrays)
+    return gp.each_output(one, *arrays)

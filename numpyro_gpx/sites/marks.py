@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
+import jax
 from jaxtyping import Array
 
 from numpyro_gpx.beliefs import GUIDE, Belief, Integrable, Mark, as_infer
@@ -42,6 +43,20 @@ class GPMark(Mark):
     prior: SparsePrior
     num_outputs: int | None = eqx.field(static=True)
     whiten: bool = eqx.field(static=True)
+
+    def each_output(self, fn: Callable, *arrays):
+        """`fn(factor, inducing mean, ...)` of the one output, or of each.
+
+        Args:
+            fn: A function of the root of `Kuu`, the mean `(M,)` of `u`, and arrays.
+            arrays: Those; with several outputs each has a leading axis over them.
+        """
+        mean = self.prior.inducing_mean(self.num_outputs)  # (M,) or (P, M)
+        if self.num_outputs is None:
+            return fn(self.prior.factor, mean, *arrays)
+        own = 0 if self.prior.has_own_kernels else None
+        axes = (own, *[0] * (1 + len(arrays)))
+        return jax.vmap(fn, in_axes=axes)(self.prior.factor, mean, *arrays)
 
 
 class Noise(Mark):
